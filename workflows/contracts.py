@@ -1,0 +1,93 @@
+"""Activities as the workflows see them: names, inputs and results, no implementation.
+
+A workflow calls `execute_activity_method(<Contract>.<method>, ...)`; the implementation in `activities/`
+subclasses the contract and registers under the same name, so a drifting signature is a type error and
+no workflow ever imports an effect.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Final
+
+from temporalio import activity
+
+from workflows.quotas import ListRunningTasksInput, ListUsedInput, RunningTasks, UsedAmount
+from workflows.tasks import (
+    Artifact,
+    DeliverCallbackInput,
+    DeliveryAttempt,
+    FindArtifactInput,
+    GenerateClipInput,
+    GenerateClipResult,
+    RemoveArtifactsInput,
+    RemoveExpiredInput,
+    RemoveExpiredResult,
+)
+
+GENERATE_CLIP: Final = "generate_clip"
+FIND_ARTIFACT: Final = "find_artifact"
+REMOVE_ARTIFACTS: Final = "remove_artifacts"
+DELIVER_CALLBACK: Final = "deliver_callback"
+REMOVE_EXPIRED: Final = "remove_expired"
+LIST_RUNNING_TASKS: Final = "list_running_tasks"
+LIST_USED: Final = "list_used"
+
+
+class GenerationActivities(ABC):
+    """Runs on a GPU pool's queue."""
+
+    @activity.defn(name=GENERATE_CLIP)
+    @abstractmethod
+    async def generate_clip(self, attempt: GenerateClipInput) -> GenerateClipResult:
+        """Make one attempt at a clip: signal `attempt_started`, generate, encode, publish.
+
+        Raises:
+            ApplicationError: `type` is a `FailureCode`, first detail an `AttemptFailure`.
+        """
+
+
+class ArtifactActivities(ABC):
+    """Runs on the control queue."""
+
+    @activity.defn(name=FIND_ARTIFACT)
+    @abstractmethod
+    async def find_artifact(self, request: FindArtifactInput) -> Artifact | None:
+        """Return the published clip under an artifact key, or None."""
+
+    @activity.defn(name=REMOVE_ARTIFACTS)
+    @abstractmethod
+    async def remove_artifacts(self, request: RemoveArtifactsInput) -> int:
+        """Remove what lost attempts left behind and return the number of objects removed."""
+
+
+class CallbackActivities(ABC):
+    """Runs on the callback queue."""
+
+    @activity.defn(name=DELIVER_CALLBACK)
+    @abstractmethod
+    async def deliver_callback(self, delivery: DeliverCallbackInput) -> DeliveryAttempt:
+        """Make one HTTP attempt. A refused or failed delivery is a result, not an error."""
+
+
+class AdmissionActivities(ABC):
+    """Runs on the control queue, as local activities at first: the worker of an admission must register it."""
+
+    @activity.defn(name=LIST_RUNNING_TASKS)
+    @abstractmethod
+    async def list_running_tasks(self, request: ListRunningTasksInput) -> RunningTasks:
+        """List the running tasks and batches that hold a place of one admission."""
+
+    @activity.defn(name=LIST_USED)
+    @abstractmethod
+    async def list_used(self, request: ListUsedInput) -> UsedAmount:
+        """Sum up what ended since a time and had held a place of one admission."""
+
+
+class RetentionActivities(ABC):
+    """Runs on the control queue."""
+
+    @activity.defn(name=REMOVE_EXPIRED)
+    @abstractmethod
+    async def remove_expired(self, batch: RemoveExpiredInput) -> RemoveExpiredResult:
+        """Remove what is due in the next part of an area; doing it twice is harmless."""
