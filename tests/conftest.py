@@ -1,0 +1,55 @@
+"""Session fixtures: one real Temporal server for all tests, with real time and with time skipping."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from temporalio.client import Client
+from temporalio.testing import WorkflowEnvironment
+
+from workers.devserver import dynamic_config_args, temporal_binary
+from workflows.naming import SEARCH_ATTRIBUTES
+
+
+@pytest_asyncio.fixture(scope="session")
+async def temporal() -> AsyncIterator[WorkflowEnvironment]:
+    """A real server, real time."""
+    env = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=temporal_binary(),
+        dev_server_extra_args=[*dynamic_config_args(), "--sqlite-pragma", "journal_mode=WAL"],
+        dev_server_log_level="error",
+        search_attributes=list(SEARCH_ATTRIBUTES),
+    )
+    async with env:
+        yield env
+
+
+@pytest_asyncio.fixture(scope="session")
+async def skipping() -> AsyncIterator[WorkflowEnvironment]:
+    """A real server whose workflows skip time."""
+    env = await WorkflowEnvironment.start_time_skipping_v2(
+        dev_server_existing_path=temporal_binary(),
+        dev_server_extra_args=[
+            *dynamic_config_args(),
+            "--dynamic-config-value",
+            "frontend.WorkflowTimeSkippingEnabled=true",
+        ],
+        dev_server_log_level="error",
+        search_attributes=list(SEARCH_ATTRIBUTES),
+    )
+    async with env:
+        yield env
+
+
+@pytest.fixture
+def client(temporal: WorkflowEnvironment) -> Client:
+    """A client of the real-time server."""
+    return temporal.client
+
+
+@pytest.fixture
+def skipping_client(skipping: WorkflowEnvironment) -> Client:
+    """A client of the time-skipping server."""
+    return skipping.client

