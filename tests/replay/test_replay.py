@@ -1,0 +1,24 @@
+"""Stored histories of every branch replay against today's workflow code."""
+
+from __future__ import annotations
+
+import pytest
+from temporalio.client import WorkflowHistory
+from temporalio.worker import Replayer
+
+from tests.replay.record import BRANCHES, HISTORIES
+from workflows.callback import CallbackWorkflow
+from workflows.generation import GenerationWorkflow
+
+FILES = sorted(HISTORIES.glob("*.json"))
+HISTORY_OF = {file.stem: file.read_text() for file in FILES}
+
+
+@pytest.mark.parametrize("name", HISTORY_OF)
+async def test_a_stored_history_replays(name: str) -> None:
+    history = WorkflowHistory.from_json(name, HISTORY_OF[name])
+    await Replayer(workflows=[GenerationWorkflow, CallbackWorkflow]).replay_workflow(history)
+
+
+def test_every_branch_has_a_stored_history() -> None:
+    assert {f"generation-{name}" for name in BRANCHES} <= set(HISTORY_OF)
