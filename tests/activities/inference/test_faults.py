@@ -1,0 +1,80 @@
+"""Failures are told apart by what can be done about them, and tell nothing private."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from activities.inference.faults import ModelNotLoadableError, fault_of, load_reason
+from tests.inference_pools import Studio
+from workflows.failures import MAX_MESSAGE_LENGTH, FailureCode
+from workflows.tasks import GenerationParameters
+
+PARAMETERS = GenerationParameters(
+    model="tiny-wan",
+    prompt="a Red circle near grandmother",
+    negative_prompt="blurry",
+    width=64,
+    height=64,
+    num_frames=9,
+    fps=8.0,
+    num_inference_steps=1,
+    guidance_scale=1.0,
+    seed=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "fatal"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), FailureCode.OUT_OF_MEMORY, False),
+        (MemoryError(), FailureCode.OUT_OF_MEMORY, False),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), FailureCode.OUT_OF_MEMORY, False),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered", 710), FailureCode.DRIVER_FAULT, True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureCode.DRIVER_FAULT, True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), FailureCode.DRIVER_FAULT, True),
+        (RuntimeError("shape '[1, 4]' is invalid for input of size 3"), FailureCode.INFERENCE_FAILED, False),
+        (ValueError("CUDA error in a text"), FailureCode.INFERENCE_FAILED, False),
+        (ModelNotLoadableError("no folder"), FailureCode.MODEL_NOT_LOADABLE, False),
+    ],
+)
+def test_every_kind_of_error_has_its_code(error: Exception, code: FailureCode, fatal: bool) -> None:
+    fault = fault_of(error, PARAMETERS)
+    assert (fault.code, fault.fatal) == (code, fatal)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sizes of tensors must match: 64 and 48", "RuntimeError: sizes of tensors must match: 64 and 48"),
+        ("cannot read /var/models/wan/vae/config.json now", "RuntimeError: cannot read <path> now"),
+        ("`prompt` has to be str but is 'Grandmother'", "RuntimeError: (text withheld)"),
+        ("truncated: BLURRY", "RuntimeError: (text withheld)"),
+        ("first line\nsecond line with secrets", "RuntimeError: first line"),
+        ("", "RuntimeError: "),
+    ],
+)
+def test_a_message_tells_neither_prompt_nor_path(text: str, told: str) -> None:
+    assert fault_of(RuntimeError(text), PARAMETERS).message == told
+
+
+def test_a_message_is_cut() -> None:
+    assert len(fault_of(RuntimeError("9" * 10_000), PARAMETERS).message) == MAX_MESSAGE_LENGTH
+
+
+def test_a_load_reason_names_the_file_but_not_the_place() -> None:
+    error = OSError("no file named model.safetensors found in directory /srv/private/wan.")
+    assert load_reason(error, Path("/srv/private/wan")) == (
+        "OSError: no file named model.safetensors found in directory <model folder>."
+    )
+
+
+async def test_a_failed_generation_leaves_the_process_as_it_was(studio: Studio) -> None:
+    pid = (await studio.until_ready()).pid
+    run = await studio.begin(studio.parameters("tiny-wan", num_frames=10, num_inference_steps=1))
+    while not await run.wait(10):
+        pass
+    assert (await studio.frames(studio.parameters("tiny-wan"))).shape == (9, 64, 64, 3)
+    assert studio.health().pid == pid
