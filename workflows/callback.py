@@ -19,7 +19,12 @@ from temporalio.exceptions import ActivityError, ApplicationError, ApplicationEr
 with workflow.unsafe.imports_passed_through():
     from workflows.contracts import CallbackActivities
     from workflows.naming import CALLBACK_QUEUE, CALLBACK_STATUS, MEMO_RECORD, endpoint_hash
-    from workflows.policies import CALLBACK_SCHEDULE_SECONDS, JITTER, next_delivery_delay
+    from workflows.policies import (
+        CALLBACK_MAX_RETRY_AFTER_SECONDS,
+        CALLBACK_SCHEDULE_SECONDS,
+        JITTER,
+        next_delivery_delay,
+    )
     from workflows.tasks import (
         CallbackInput,
         CallbackRecord,
@@ -37,7 +42,6 @@ START_TO_CLOSE: Final = timedelta(seconds=30)
 HEARTBEAT_TIMEOUT: Final = timedelta(seconds=5)
 """How soon a lost worker is noticed. An attempt heartbeats from its second second on, so a quick one sends none."""
 
-MAX_RETRY_AFTER_SECONDS: Final = 86_400.0
 MAX_LOGGED_ATTEMPTS: Final = 30
 """The first and the newest attempts stay in the record; the replies kept are at most 2 KB each."""
 
@@ -165,7 +169,7 @@ class CallbackWorkflow:
         """Take the outcome of an attempt into the state and into the memo."""
         if self._gives_up_at is None:
             # Counted from the first answer: a callback worker that was down for a week costs nobody a callback.
-            self._gives_up_at = self._after(sum(self._schedule) * (1 + JITTER) + MAX_RETRY_AFTER_SECONDS)
+            self._gives_up_at = self._after(sum(self._schedule) * (1 + JITTER) + CALLBACK_MAX_RETRY_AFTER_SECONDS)
         if attempt.outcome is DeliveryOutcome.DEFERRED:
             self._defer(attempt)
             return
@@ -199,7 +203,7 @@ class CallbackWorkflow:
             self._close(CallbackStatus.FAILED)
             return
         # `Retry-After` is a floor, spread upwards for the same reason as in `_defer`.
-        floor = min(attempt.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS)
+        floor = min(attempt.retry_after_seconds or 0.0, CALLBACK_MAX_RETRY_AFTER_SECONDS)
         self._due = self._after(max(delay, floor * workflow.random().uniform(1.0, 1.1)))
         self._show(CallbackStatus.RETRYING)
 

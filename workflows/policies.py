@@ -25,6 +25,9 @@ CALLBACK_SCHEDULE_SECONDS: Final[tuple[float, ...]] = (
 )
 """Delay before each attempt: at once, 1, 2, 4, 8 s, then a tail; about 72 h in all."""
 
+CALLBACK_MAX_RETRY_AFTER_SECONDS: Final = 86_400.0
+"""A receiver's `Retry-After` is honoured up to a day."""
+
 
 def jittered(seconds: float, random: Random) -> float:
     """Spread a delay by `JITTER`, so that tasks that failed together do not come back together."""
