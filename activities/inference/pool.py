@@ -40,6 +40,7 @@ class InferencePool:
         models: Sequence[ModelSpec] = (),
         preload: Collection[str] = (),
         host: str | None = None,
+        slots_per_device: float = SLOTS_PER_DEVICE,
     ) -> None:
         """Nothing runs before `start`.
 
@@ -49,6 +50,7 @@ class InferencePool:
             models: models that may be asked for, listed in the health.
             preload: names of those that each process loads before it takes a task.
             host: first part of the worker ids `<host>/<index>`; default is the host name.
+            slots_per_device: tasks in PROCESSING per device, those that encode and store included.
 
         Raises:
             ValueError: there is no device, or `preload` names a model that is not in `models`.
@@ -69,7 +71,7 @@ class InferencePool:
             )
             for index, device in enumerate(devices)
         )
-        self.leases = Leases(self._devices, slots=math.ceil(len(devices) * SLOTS_PER_DEVICE))
+        self.leases = Leases(self._devices, slots=math.ceil(len(devices) * slots_per_device))
 
     @property
     def slots(self) -> int:

@@ -1,0 +1,218 @@
+"""Worker processes: start, drain, exit codes, health."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from temporalio.testing import WorkflowEnvironment
+
+from workers.codec import create_key_file
+from workers.devserver import free_port
+from workers.keys_admin import create_key
+from workers.links import create_secret
+from workers.registry import WORKFLOWS, WorkerKind, parts_of
+from workers.run import worker_identity
+from workers.settings import Settings
+from workflows import contracts
+
+REELGATE = (sys.executable, "-P", "-m", "api.cli")
+
+
+@pytest.fixture
+def environment(temporal: WorkflowEnvironment, tmp_path: Path) -> dict[str, str]:
+    """Environment of worker processes with a data folder of their own."""
+    create_key_file(tmp_path / "codec.keys")
+    create_secret(tmp_path / "link.secret")
+    create_key(tmp_path / "keys.toml", tenant="acme")
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("REELGATE_", "TEMPORAL_"))},
+        "REELGATE_DATA_DIR": str(tmp_path),
+        "REELGATE_TEMPORAL_ADDRESS": temporal.client.service_client.config.target_host,
+        "REELGATE_WORKER_DRAIN_SECONDS": "5",
+        "REELGATE_EXTRA_MODELS": "tiny-wan",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@contextmanager
+def worker(kind: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A worker process that has begun to poll."""
+    process = subprocess.Popen(
+        [*REELGATE, "worker", kind], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "worker_started":
+                break
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, list[str]]:
+    """Send a signal; exit code and the events logged since."""
+    process.send_signal(number)
+    written, _ = process.communicate(timeout=30)
+    return process.returncode, [json.loads(line)["event"] for line in written.splitlines()]
+
+
+@pytest.mark.parametrize(("kind", "number"), [("control", signal.SIGTERM), ("callback", signal.SIGINT)])
+def test_a_worker_drains_on_a_signal_and_ends_with_0(
+    kind: str, number: signal.Signals, environment: dict[str, str]
+) -> None:
+    with worker(kind, environment) as process:
+        code, events = end(process, number)
+    assert code == 0
+    assert events == ["worker_draining", "worker_stopped"]
+
+
+def test_a_gpu_worker_shows_its_devices_on_the_health_port_and_drains(environment: dict[str, str]) -> None:
+    port = free_port()
+    environment |= {
+        "REELGATE_WORKER_HEALTH_PORT": str(port),
+        "REELGATE_DEVICES": "cpu:0",
+        "REELGATE_WORKER_NAME": "host1",
+    }
+    with worker("gpu", environment) as process:
+        shown = httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5).json()
+        assert shown["pool"] == "default"
+        assert shown["slots"] == 2
+        (device,) = shown["devices"]
+        assert (device["device"], device["worker_id"]) == ("cpu:0", "host1/0")
+        assert [model["name"] for model in device["models"]] == ["moving-shapes", "tiny-wan"]
+        inference = device["pid"]
+        code, _ = end(process, signal.SIGTERM)
+    assert code == 0
+    assert inference is None or not Path(f"/proc/{inference}").exists()
+
+
+def test_a_second_signal_ends_a_drain_at_once(environment: dict[str, str]) -> None:
+    code = (
+        "import asyncio, signal, os, threading, time\n"
+        "from workers.run import _stop_signals\n"
+        "async def main():\n"
+        "    drain = asyncio.Event()\n"
+        "    with _stop_signals(drain, grace=60):\n"
+        "        print('up', flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 130
+
+
+def test_a_drain_that_hangs_is_ended_by_the_watchdog(environment: dict[str, str]) -> None:
+    code = (
+        "import asyncio, time\n"
+        "from workers import run\n"
+        "run.WATCHDOG_SECONDS = 0.3\n"
+        "async def main():\n"
+        "    drain = asyncio.Event()\n"
+        "    with run._stop_signals(drain, grace=0.2):\n"
+        "        print('up', flush=True)\n"
+        "        await drain.wait()\n"
+        "        time.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 70
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_line_and_ends_with_5(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    cases = (
+        ({"REELGATE_NAMESPACE": "videos"}, "no namespace 'videos'"),
+        ({"REELGATE_KEYS_FILE": str(tmp_path / "none.toml")}, "none.toml"),
+        ({"REELGATE_STORE_URL": "ftp://x"}, "REELGATE_STORE_URL"),
+        ({"REELGATE_DEADLINE_SECONDS": "soon"}, "REELGATE_DEADLINE_SECONDS"),
+    )
+    for change, complaint in cases:
+        done = subprocess.run(
+            [*REELGATE, "worker", "callback" if "REELGATE_KEYS_FILE" in change else "control"],
+            env=environment | change,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 5, done
+        assert complaint in done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_worker_whose_polling_fails_for_good_ends_with_1(environment: dict[str, str]) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from workers import run\n"
+        "class Dead:\n"
+        "    task_queue = 'q'\n"
+        "    async def run(self): raise RuntimeError('poll failed')\n"
+        "    async def shutdown(self): pass\n"
+        "sys.exit(asyncio.run(run._run_until(asyncio.Event(), Dead(), 'w')))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 1
+
+
+async def test_every_workflow_and_activity_is_served_by_one_kind_of_worker(
+    environment: dict[str, str], temporal: WorkflowEnvironment, tmp_path: Path
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    names: list[str] = []
+    queues = []
+    for kind in WorkerKind:
+        async with parts_of(kind, settings, temporal.client) as parts:
+            queues.append(parts.task_queue)
+            names += [getattr(activity, "__temporal_activity_definition").name for activity in parts.activities]
+            assert bool(parts.workflows) == (kind is WorkerKind.CONTROL)
+    assert sorted(queues) == ["callback", "control", "gpu-default"]
+    assert len(WORKFLOWS) == len(set(WORKFLOWS))
+    declared = {value for name, value in vars(contracts).items() if name.isupper() and isinstance(value, str)}
+    assert sorted(names) == sorted(declared)
+
+
+def test_identities_name_host_and_device() -> None:
+    settings = Settings(worker_name="host1", devices=("cuda:0", "cuda:1"))
+    assert worker_identity(WorkerKind.GPU, settings) == f"host1/cuda:0,cuda:1 pid {os.getpid()}"
+    assert worker_identity(WorkerKind.CONTROL, settings) == f"host1/control pid {os.getpid()}"
+
+
+def test_api_control_and_callback_processes_import_no_inference_library() -> None:
+    code = (
+        "import sys\nimport workers.run, api.cli_run\n"
+        "print([name for name in ('torch', 'diffusers', 'transformers', 'numpy', 'av') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def test_a_control_worker_keeps_the_retention_schedule(
+    environment: dict[str, str], temporal: WorkflowEnvironment, tmp_path: Path
+) -> None:
+    async with parts_of(WorkerKind.CONTROL, Settings(data_dir=tmp_path), temporal.client):
+        description = await asyncio.wait_for(temporal.client.get_schedule_handle("retention").describe(), 5)
+    assert description.id == "retention"

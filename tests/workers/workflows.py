@@ -1,0 +1,51 @@
+"""Small workflows for the tests of this folder, and a worker that runs them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from temporalio import workflow
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+
+@workflow.defn
+class FailingWorkflow:
+    """Fails with its input in the message."""
+
+    @workflow.run
+    async def run(self, text: str) -> None:
+        """Fail."""
+        raise ApplicationError(f"cannot make {text}", non_retryable=True)
+
+
+@workflow.defn
+class LoggingWorkflow:
+    """Logs a transition as `GenerationWorkflow` does."""
+
+    @workflow.run
+    async def run(self, task_id: str) -> None:
+        """Log."""
+        workflow.logger.info(
+            "task_transition",
+            extra={
+                "task_id": task_id,
+                "user_id": "u1",
+                "status": "PROCESSING",
+                "from_status": "QUEUED",
+                "attempt": 2,
+                "worker_id": "host/cpu:0",
+                "prompt": "a red circle moving right",
+            },
+        )
+
+
+@asynccontextmanager
+async def worker_for(client: Client, *workflows: type) -> AsyncIterator[str]:
+    """Run workflows on a queue of their own; yields its name."""
+    queue = f"test-{uuid.uuid4()}"
+    async with Worker(client, task_queue=queue, workflows=workflows):
+        yield queue
