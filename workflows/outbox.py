@@ -19,6 +19,7 @@ from workflows.tasks import (
     GenerationInput,
     TaskEvent,
     TaskRecord,
+    User,
 )
 
 _EVENTS = {
@@ -53,6 +54,28 @@ def callback_event(record: TaskRecord, labels: tuple[str, ...]) -> CallbackEvent
     )
 
 
+def callback_input(plan: GenerationInput, target: CallbackTarget, record: TaskRecord) -> CallbackInput:
+    """What a delivery of a finished task's terminal event starts with, the first one and every later one."""
+    return CallbackInput(
+        task_id=record.task_id,
+        tenant=plan.user.tenant,
+        url=target.url,
+        webhook_id=record.task_id,
+        event=callback_event(record, plan.labels),
+        schedule_seconds=target.schedule_seconds or CALLBACK_SCHEDULE_SECONDS,
+    )
+
+
+def callback_attributes(user: User) -> TypedSearchAttributes:
+    """Search attributes that a delivery starts with."""
+    return TypedSearchAttributes(
+        [
+            SearchAttributePair(naming.CALLBACK_STATUS, CallbackStatus.PENDING),
+            SearchAttributePair(naming.USER_ID, naming.user_hash(user)),
+        ]
+    )
+
+
 async def start_callback(plan: GenerationInput, target: CallbackTarget, record: TaskRecord) -> None:
     """Start the delivery of a task's terminal event; it outlives the run.
 
@@ -62,25 +85,13 @@ async def start_callback(plan: GenerationInput, target: CallbackTarget, record: 
     try:
         await workflow.start_child_workflow(
             CallbackWorkflow.run,
-            CallbackInput(
-                task_id=record.task_id,
-                tenant=plan.user.tenant,
-                url=target.url,
-                webhook_id=record.task_id,
-                event=callback_event(record, plan.labels),
-                schedule_seconds=target.schedule_seconds or CALLBACK_SCHEDULE_SECONDS,
-            ),
+            callback_input(plan, target, record),
             id=naming.callback_id(record.task_id),
             task_queue=naming.CONTROL_QUEUE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            search_attributes=TypedSearchAttributes(
-                [
-                    SearchAttributePair(naming.CALLBACK_STATUS, CallbackStatus.PENDING),
-                    SearchAttributePair(naming.USER_ID, naming.user_hash(plan.user)),
-                ]
-            ),
+            search_attributes=callback_attributes(plan.user),
             memo={naming.MEMO_RECORD: first},
         )
     except WorkflowAlreadyStartedError:

@@ -1,0 +1,58 @@
+# Everything runs from .venv, which is made from nothing but Python 3.11 or newer.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo dev test lint types imports unit soak bench format clean
+
+help:
+	@echo "make demo    one clip from the request to the signed callback, then everything stops"
+	@echo "make dev     Temporal, API and workers on this machine; Ctrl-C stops them"
+	@echo "make test    lint, types, import rules and all tests"
+	@echo "make soak    the repeated tests with their full counts"
+	@echo "make bench   the figures of the README"
+	@echo "make format  format and fix"
+	@echo "make clean   remove what the other targets made, .venv and .reelgate included"
+
+# Made again when the dependencies change.
+$(INSTALLED): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[gpu,dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/reelgate demo
+
+dev: $(INSTALLED)
+	@$(BIN)/reelgate dev
+
+test: lint types imports unit
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+imports: $(INSTALLED)
+	@$(BIN)/lint-imports
+
+unit: $(INSTALLED)
+	@$(BIN)/pytest
+
+soak: $(INSTALLED)
+	@REELGATE_SOAK=1 $(BIN)/pytest -m soak --timeout=3600
+
+bench: $(INSTALLED)
+	@for file in tests/benchmarks/bench_*.py; do $(BIN)/python -m "tests.benchmarks.$$(basename "$$file" .py)" || exit; done
+
+format: $(INSTALLED)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .reelgate reelgate-demo reelgate.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,62 @@
+"""The bounded queue: a task that could not be served in time is refused instead of being taken silently."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from api.problems import QueueFullError
+from api.queue_statistics import Queues, QueueStatistics
+from workflows.tasks import GenerationInput
+
+UNKNOWN_WAIT_SECONDS: Final = 30.0
+"""`Retry-After` when nothing tells how fast the queue moves."""
+MAX_WAIT_SECONDS: Final = 3_600.0
+"""An estimate further away than this is worth nothing."""
+
+
+class Backlog:
+    """Says whether a pool takes one more task.
+
+    Args:
+        queues: statistics of the pools.
+        max_backlog: tasks that may wait in a pool.
+    """
+
+    def __init__(self, queues: Queues, *, max_backlog: int) -> None:
+        self._queues = queues
+        self._max = max_backlog
+
+    def look_ahead(self, pool: str) -> None:
+        """A task for this pool may be checked in a moment."""
+        self._queues.look_ahead(pool)
+
+    async def check(self, request: GenerationInput) -> None:
+        """Let a new task in.
+
+        Raises:
+            QueueFullError: too many wait, or the last of them will wait longer than this task's deadline.
+        """
+        queue = await self._queues.pool(request.pool)
+        if queue is None:
+            # Who cannot say how long the queue is will not start the task either.
+            return
+        if queue.backlog >= self._max:
+            raise QueueFullError(
+                f"{queue.backlog} tasks wait in pool {queue.pool}; the limit is {self._max}.",
+                retry_after_seconds=_until_below(queue, self._max),
+            )
+        wait, deadline = queue.drain_seconds, request.limits.deadline_seconds
+        if wait is not None and wait > deadline:
+            raise QueueFullError(
+                f"The estimated wait in pool {queue.pool} is {wait:.0f} s, longer than the deadline of {deadline:g} s.",
+                retry_after_seconds=min(wait - deadline, MAX_WAIT_SECONDS),
+            )
+
+
+def _until_below(queue: QueueStatistics, limit: int) -> float:
+    """Seconds until a place in the queue is free, if nobody else comes."""
+    excess = queue.backlog - limit + 1
+    seconds = queue.seconds_for(excess)
+    if seconds is None and queue.completion_rate > 0:
+        seconds = excess / queue.completion_rate
+    return min(seconds if seconds is not None else UNKNOWN_WAIT_SECONDS, MAX_WAIT_SECONDS)

@@ -1,0 +1,134 @@
+"""What every request passes: an id, a log line, security headers, and a bound on its body. Plain ASGI, no copies."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Final
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.problems import BodyTooLargeError, InternalError
+
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+SECURITY_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+"""Set where a response does not say otherwise."""
+
+_REQUEST_ID_HEADER: Final = REQUEST_ID_HEADER.lower().encode()
+_REQUEST_ID: Final = "reelgate.request_id"
+_USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DOCS: Final = ("/docs", "/redoc")
+_QUIET: Final = ("/healthz", "/readyz", "/metrics")
+_SERVER_ERROR: Final = 500
+
+_log = structlog.stdlib.get_logger("api.access")
+
+
+def request_id(scope: Scope) -> str | None:
+    """The id that `RequestContext` gave a request."""
+    value = scope.get(_REQUEST_ID)
+    return value if isinstance(value, str) else None
+
+
+class RequestContext:
+    """Names each request, logs it in one line, adds security headers and answers what nobody else caught.
+
+    The line has the path without its query: signatures of links are in there, and prompts never are.
+    """
+
+    def __init__(self, app: ASGIApp, *, https: bool) -> None:
+        self._app = app
+        headers = dict(SECURITY_HEADERS)
+        if https:
+            headers["Strict-Transport-Security"] = "max-age=31536000"
+        # As they go over the wire: this is done for every response.
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        name = given if _USABLE_ID.fullmatch(given) else uuid4().hex
+        scope[_REQUEST_ID] = name
+        started_at, status = time.perf_counter(), 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._add_headers(message, scope["path"], name)
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=name):
+            try:
+                await self._app(scope, receive, send_with_headers)
+            except Exception:
+                _log.exception("request_failed", method=scope["method"], path=scope["path"])
+                if status:
+                    # Half an answer is out: only a broken connection tells the client.
+                    raise
+                await InternalError(name).response()(scope, receive, send_with_headers)
+            finally:
+                log = _log.debug if scope["path"] in _QUIET and status < _SERVER_ERROR else _log.info
+                log(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=int(status),
+                    duration_ms=round((time.perf_counter() - started_at) * 1_000, 1),
+                    key_id=scope.get("reelgate.key_id"),
+                )
+
+    def _add_headers(self, message: Message, path: str, name: str) -> None:
+        headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
+        present = {header for header, _ in headers}
+        # The documentation page loads its scripts from elsewhere.
+        if path.startswith(_DOCS):
+            present.add(b"content-security-policy")
+        headers += [pair for pair in self._headers if pair[0] not in present]
+        headers.append((_REQUEST_ID_HEADER, name.encode()))
+        message["headers"] = headers
+
+
+class BodyLimit:
+    """Refuses bodies over a limit before anything parses them, by their announced length or as they come in."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isascii() and announced.isdigit() and int(announced) > self._max_bytes:
+            await self._too_large().response()(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                if received > self._max_bytes:
+                    raise self._too_large()
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+    def _too_large(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"The body is larger than {self._max_bytes} bytes.")

@@ -1,0 +1,184 @@
+"""Reading tasks: describe the job and its callback, join them, and remember what can no longer change.
+
+A closed run is asked for again after 60 s at the latest; its callback is remembered with it when final, and for
+5 s while it is being delivered. What is remembered is the finished answer, so polling for an ended task costs
+neither Temporal nor us more than a look-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from api.auth import Caller
+from api.fleet import Fleet
+from api.jobs import Delivery, Job, Jobs
+from api.problems import TaskNotFoundError
+from api.schemas import Task, TaskQueue
+from api.task_view import TaskViews, outcome_of
+from workflows.states import TaskStatus
+from workflows.tasks import User
+
+CLOSED_SECONDS: Final = 60.0
+DELIVERING_SECONDS: Final = 5.0
+MAX_REMEMBERED: Final = 10_000
+
+_POLL_STEPS: Final = ((30.0, 2), (120.0, 5))
+_POLL_SLOWEST: Final = 10
+
+TASK_ID_LENGTH: Final = 27
+_ID_ALPHABET: Final = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A task as read, ready to be sent."""
+
+    job: Job
+    task: Task
+    body: bytes
+    etag: str
+    retry_after_seconds: int | None
+    """When to ask again; None for a task that has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Remembered:
+    reading: Reading
+    until: float
+    job_until: float
+
+
+def is_task_id(text: str) -> bool:
+    """Whether a text can be a task id at all; everything else is answered without asking Temporal."""
+    return len(text) == TASK_ID_LENGTH and text[0] == "t" and _ID_ALPHABET.issuperset(text[1:])
+
+
+def poll_interval(age_seconds: float) -> int:
+    """Seconds after which to ask again for a task that is `age_seconds` old."""
+    return next((pause for limit, pause in _POLL_STEPS if age_seconds < limit), _POLL_SLOWEST)
+
+
+class Readings:
+    """Answers reads of single tasks."""
+
+    def __init__(self, *, jobs: Jobs, views: TaskViews, fleet: Fleet) -> None:
+        self._jobs = jobs
+        self._views = views
+        self._fleet = fleet
+        self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
+
+    async def task(self, caller: Caller, task_id: str) -> Reading:
+        """The caller's task.
+
+        Raises:
+            TaskNotFoundError: there is none, or it is another user's.
+            TemporalUnavailableError: no answer in time.
+        """
+        user = caller.user
+        if not is_task_id(task_id):
+            raise TaskNotFoundError
+        reading = await self._reading(task_id)
+        if reading is None or not _owns(user, reading.job):
+            raise TaskNotFoundError
+        return reading
+
+    def remembered(self, caller: Caller, task_id: str) -> Reading | None:
+        """The caller's task, if it is in memory and may still be answered from there."""
+        known = self._remembered.get(task_id)
+        if known is None or known.until <= time.monotonic() or not _owns(caller.user, known.reading.job):
+            return None
+        return known.reading
+
+    async def any_task(self, task_id: str) -> Reading:
+        """A task whoever owns it, for callers that hold a signed link to it.
+
+        Raises:
+            TaskNotFoundError: there is none.
+            TemporalUnavailableError: no answer in time.
+        """
+        reading = await self._reading(task_id) if is_task_id(task_id) else None
+        if reading is None:
+            raise TaskNotFoundError
+        return reading
+
+    async def fresh(self, caller: Caller, task_id: str) -> Job:
+        """The caller's job as it is now, for those who are about to change it.
+
+        Raises:
+            TaskNotFoundError: there is none, or it is another user's.
+            TemporalUnavailableError: no answer in time.
+        """
+        user = caller.user
+        job = await self._jobs.describe(task_id) if is_task_id(task_id) else None
+        if job is None or not _owns(user, job):
+            raise TaskNotFoundError
+        return job
+
+    async def of(self, job: Job) -> Reading:
+        """The reading of a job that was just described."""
+        return self._render(job, await self._delivery(job), await self._queue(job))
+
+    def forget(self, task_id: str) -> None:
+        """Drop what is remembered of a task."""
+        self._remembered.pop(task_id, None)
+
+    async def _reading(self, task_id: str) -> Reading | None:
+        now = time.monotonic()
+        known = self._remembered.get(task_id)
+        if known is not None and now < known.until:
+            return known.reading
+        if known is not None and now < known.job_until:
+            job, job_until = known.reading.job, known.job_until
+        else:
+            self.forget(task_id)
+            described = await self._jobs.describe(task_id)
+            if described is None:
+                return None
+            job, job_until = described, now + CLOSED_SECONDS
+        delivery = await self._delivery(job)
+        reading = self._render(job, delivery, await self._queue(job))
+        if job.closing is not None:
+            settled = delivery is None or delivery.is_final
+            self._remember(
+                task_id, reading, job_until if settled else min(job_until, now + DELIVERING_SECONDS), job_until
+            )
+        return reading
+
+    def _remember(self, task_id: str, reading: Reading, until: float, job_until: float) -> None:
+        self._remembered[task_id] = _Remembered(reading=reading, until=until, job_until=job_until)
+        self._remembered.move_to_end(task_id)
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    async def _delivery(self, job: Job) -> Delivery | None:
+        if job.record is None or not job.record.callback_started:
+            return None
+        return await self._jobs.delivery(job.request.task_id)
+
+    async def _queue(self, job: Job) -> TaskQueue | None:
+        if job.closing is not None or outcome_of(job).status is not TaskStatus.QUEUED:
+            return None
+        pool = await self._fleet.pool(job.request.pool)
+        live_slots = 0 if pool.state == "no_worker" else pool.slots
+        return TaskQueue(position=None, estimated_start_seconds=None, live_slots=live_slots)
+
+    def _render(self, job: Job, delivery: Delivery | None, queue: TaskQueue | None) -> Reading:
+        task = self._views.task(job, delivery=delivery, queue=queue)
+        body = task.model_dump_json().encode("utf-8")
+        age = (datetime.now(UTC) - job.request.accepted_at).total_seconds()
+        return Reading(
+            job=job,
+            task=task,
+            body=body,
+            etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+            retry_after_seconds=None if task.is_terminal else poll_interval(age),
+        )
+
+
+def _owns(user: User, job: Job) -> bool:
+    return job.request.user == user

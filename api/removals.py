@@ -1,0 +1,181 @@
+"""Deleting a task: its generation stops, its places go back, and nothing of it is left in Temporal or in the store.
+
+The job goes last: whatever breaks off in the middle, the task is still there to be deleted again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+import structlog
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.artifacts import ArtifactRepository
+from activities.storage import ObjectStore, StoreUnavailableError
+from api.auth import Caller
+from api.deliveries import Deliveries
+from api.jobs import Closing, Job, Jobs
+from api.problems import StorageUnavailableError, TaskNotFoundError, TemporalUnavailableError
+from api.readings import Readings
+from api.temporal_calls import bounded
+from workflows import naming
+from workflows.admission import AdmissionWorkflow
+from workflows.tasks import GenerationInput
+
+GONE_WITHIN: Final = timedelta(seconds=5)
+"""Temporal deletes a run a moment after it was asked to."""
+_LOOK_AGAIN_SECONDS: Final = 0.05
+_TERMINATE_REASON: Final = "deleted by its owner"
+
+_log = structlog.stdlib.get_logger(__name__)
+
+_Run = tuple[str, str]
+"""Workflow id and run id; an empty run id is the newest run."""
+
+
+class Removals:
+    """Deletes tasks.
+
+    Args:
+        client: of Temporal.
+        jobs, readings, deliveries: of this API.
+        store: where clips and input images are.
+        stop_limit: how long a hard cancel may take before the run is terminated.
+        call_limit: for one call to Temporal.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        jobs: Jobs,
+        readings: Readings,
+        deliveries: Deliveries,
+        store: ObjectStore,
+        retention: timedelta,
+        stop_limit: timedelta,
+        call_limit: timedelta,
+    ) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._readings = readings
+        self._deliveries = deliveries
+        self._store = store
+        self._artifacts = ArtifactRepository(store, retention=retention)
+        self._stop_limit = stop_limit
+        self._limit = call_limit
+
+    async def remove(self, caller: Caller, task_id: str) -> None:
+        """Delete the caller's task, whatever state it is in.
+
+        Raises:
+            TaskNotFoundError: there is none, or it is another user's.
+            StorageUnavailableError: the store did not answer; the task has stopped and can be deleted again.
+            TemporalUnavailableError: no answer in time; the same holds.
+        """
+        job = await self._stopped(await self._readings.fresh(caller, task_id))
+        await self._give_places_back(job)
+        try:
+            await self._remove_objects(job.request)
+        except StoreUnavailableError as error:
+            raise StorageUnavailableError from error
+        await self._delete_runs(task_id)
+        self._readings.forget(task_id)
+        _log.info("task_deleted", task_id=task_id, user_id=naming.user_hash(job.request.user))
+        # An attempt that had asked whether it may publish just before its run was terminated can have published
+        # since. No other can: it finds no run.
+        try:
+            await self._remove_objects(job.request)
+        except StoreUnavailableError:
+            _log.warning("late_objects_kept", task_id=task_id)
+
+    async def _stopped(self, job: Job) -> Job:
+        """The job once it is closed: by a hard cancel, else by force."""
+        task_id, until = job.request.task_id, time.monotonic() + self._stop_limit.total_seconds()
+        if job.closing is None and not job.cancel_sent:
+            await self._jobs.cancel(task_id)
+        while job.closing is None and (left := until - time.monotonic()) > 0:
+            await self._jobs.wait_closed(task_id, timedelta(seconds=left))
+            job = await self._described(task_id)
+            if job.closing is None:
+                await asyncio.sleep(min(left, _LOOK_AGAIN_SECONDS))
+        if job.closing is None:
+            handle = self._client.get_workflow_handle(task_id)
+            with suppress(RPCError):  # NOT_FOUND: closed in the same moment
+                await bounded(partial(handle.terminate, reason=_TERMINATE_REASON), limit=self._limit)
+            job = await self._described(task_id)
+        return job
+
+    async def _described(self, task_id: str) -> Job:
+        job = await self._jobs.describe(task_id)
+        if job is None:
+            # Deleted by another request meanwhile.
+            raise TaskNotFoundError
+        return job
+
+    async def _give_places_back(self, job: Job) -> None:
+        """What a run does at its own end, for one that did not come to it. A second release changes nothing."""
+        if job.closing is not Closing.ENDED_FROM_OUTSIDE:
+            return
+        gpu_seconds = job.record.gpu_seconds if job.record else 0.0
+        for place in job.request.places:
+            release = partial(
+                self._client.get_workflow_handle(place.admission_id).signal,
+                AdmissionWorkflow.release,
+                args=[job.request.task_id, place.token, gpu_seconds],
+            )
+            with suppress(RPCError):  # NOT_FOUND: the admission has closed and forgotten its places
+                await bounded(release, limit=self._limit)
+
+    async def _remove_objects(self, request: GenerationInput) -> None:
+        await self._artifacts.remove_all(request.artifact_key)
+        if request.parameters.image_key is not None:
+            await self._store.delete([request.parameters.image_key])
+
+    async def _delete_runs(self, task_id: str) -> None:
+        """Delete the deliveries, then the job, earlier runs of a `reset` or a continue-as-new included."""
+        listed = await bounded(partial(self._listed_runs, task_id), limit=self._limit)
+        # The list may lag behind; what is newest is found by its id.
+        numbers = [delivery.number for delivery in await self._deliveries.of_task(task_id)]
+        newest = [(naming.callback_id(task_id, number), "") for number in numbers]
+        deliveries = {run for run in (*listed, *newest) if run[0] != task_id}
+        await self._delete_all(deliveries)
+        await self._delete_all({run for run in listed if run[0] == task_id} | {(task_id, "")})
+
+    async def _listed_runs(self, task_id: str) -> list[_Run]:
+        query = f"WorkflowId = '{task_id}' OR WorkflowId STARTS_WITH '{naming.callback_id(task_id)}'"
+        return [(run.id, run.run_id) async for run in self._client.list_workflows(query)]
+
+    async def _delete_all(self, runs: set[_Run]) -> None:
+        await asyncio.gather(*(self._delete(*run) for run in runs))
+        until = time.monotonic() + GONE_WITHIN.total_seconds()
+        while any(await asyncio.gather(*(self._exists(*run) for run in runs))):
+            if time.monotonic() > until:
+                raise TemporalUnavailableError("Temporal has not deleted the task yet; delete it again.")
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+
+    async def _delete(self, workflow_id: str, run_id: str) -> None:
+        request = DeleteWorkflowExecutionRequest(
+            namespace=self._client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=workflow_id, run_id=run_id),
+        )
+        with suppress(RPCError):  # NOT_FOUND: gone already
+            await bounded(partial(self._client.workflow_service.delete_workflow_execution, request), limit=self._limit)
+
+    async def _exists(self, workflow_id: str, run_id: str) -> bool:
+        handle = self._client.get_workflow_handle(workflow_id, run_id=run_id or None)
+        try:
+            await bounded(handle.describe, limit=self._limit)
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True

@@ -1,0 +1,137 @@
+"""Input images: what is really a picture within the limits, and where it goes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import struct
+import zlib
+
+import httpx
+import pytest
+from PIL import Image
+
+from api.images import ImageLimits, InvalidImageError, check_image, load_image
+from tests.api.stand import Stand
+from workflows import naming
+from workflows.tasks import GenerationInput, User
+
+LIMITS = ImageLimits(max_bytes=200_000, max_pixels=1_000_000)
+
+
+def picture(kind: str, size: tuple[int, int] = (64, 48), **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.radial_gradient("L").resize(size).convert("RGB").save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def animation(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (16, 16), color) for color in ("red", "blue")]
+    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+def png_claiming(width: int, height: int) -> bytes:
+    """A PNG of a few hundred bytes that unfolds into width x height pixels."""
+
+    def chunk(name: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1_000))
+        + chunk(b"IEND", b"")
+    )
+
+
+def data_url(content: bytes, label: str = "image/png") -> str:
+    return f"data:{label};base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.mark.parametrize(("kind", "media_type"), [("PNG", "image/png"), ("JPEG", "image/jpeg"), ("WEBP", "image/webp")])
+async def test_the_type_comes_from_the_content_and_the_bytes_are_kept(kind: str, media_type: str) -> None:
+    content = picture(kind)
+    image = await load_image(data_url(content, "text/plain"), LIMITS)
+    assert (image.media_type, image.width, image.height, image.content) == (media_type, 64, 48, content)
+    assert image.sha256 == hashlib.sha256(content).hexdigest()
+
+
+def test_a_phones_jpeg_with_a_second_picture_inside_is_taken() -> None:
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (32, 32), color) for color in ("red", "blue")]
+    frames[0].save(buffer, "MPO", save_all=True, append_images=frames[1:])
+    assert check_image(buffer.getvalue(), LIMITS).media_type == "image/jpeg"
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "image_decodable"),
+        (b"GIF89a" + b"\0" * 100, "image_decodable"),
+        (picture("BMP"), "image_decodable"),
+        (picture("TIFF"), "image_decodable"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image_decodable"),
+        (picture("PNG")[:-200], "image_decodable"),
+        (picture("JPEG")[:-100], "image_decodable"),
+        (picture("WEBP")[:-100], "image_decodable"),
+        (picture("PNG").replace(b"IDAT", b"IDAX", 1), "image_decodable"),
+        (animation("PNG"), "image_animated"),
+        (animation("WEBP"), "image_animated"),
+        (picture("PNG", (1_001, 1_000)), "image_pixels"),
+        (png_claiming(30_000, 30_000), "image_pixels"),
+        (png_claiming(2**31 - 1, 2**31 - 1), "image_pixels"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 200_001, "image_bytes"),
+    ],
+    ids=[
+        *("empty", "gif", "bmp", "tiff", "svg", "cut png", "cut jpeg", "cut webp", "broken png"),
+        *("animated png", "animated webp", "too many pixels", "bomb", "huge bomb", "too many bytes"),
+    ],
+)
+def test_what_is_no_picture_within_the_limits_is_refused(content: bytes, rule: str) -> None:
+    with pytest.raises(InvalidImageError) as caught:
+        check_image(content, LIMITS)
+    assert caught.value.rule == rule
+
+
+async def test_a_data_url_is_measured_before_it_is_decoded() -> None:
+    with pytest.raises(InvalidImageError) as caught:
+        await load_image("data:image/png;base64," + "!" * 400_000, LIMITS)
+    assert caught.value.rule == "image_bytes"
+
+
+async def test_an_https_image_is_read_by_the_given_fetcher() -> None:
+    content = picture("PNG")
+
+    async def fetch(url: str) -> bytes:
+        assert url == "https://example.com/cat.png"
+        return content
+
+    image = await load_image("https://example.com/cat.png", LIMITS, fetch=fetch)
+    assert image.content == content
+
+
+async def test_an_image_is_stored_for_its_user_before_the_job_starts(quiet: Stand) -> None:
+    content = picture("JPEG")
+    digest = hashlib.sha256(content).hexdigest()
+    async with quiet.user("painter") as http:
+        task = (await submit(http, content)).json()
+        again = await submit(http, content, label="image/jpeg")
+        other = (await submit(http, picture("PNG"))).json()
+    assert task["parameters"]["image_sha256"] == digest
+    assert (again.status_code, again.json()["task_id"]) == (200, task["task_id"])
+    assert other["task_id"] != task["task_id"]
+    key = naming.input_key(User(tenant="acme", end_user="painter"), digest)
+    assert await quiet.store.get(key) == content
+    described = await quiet.client.get_workflow_handle(task["task_id"]).describe()
+    stored: GenerationInput = await described.memo_value(naming.MEMO_REQUEST, type_hint=GenerationInput)
+    assert (stored.parameters.image_key, stored.parameters.image_sha256) == (key, digest)
+
+
+async def submit(http: httpx.AsyncClient, image: bytes, label: str = "image/png") -> httpx.Response:
+    return await http.post(
+        "/tasks", json={"prompt": "let it move", "model": "tiny-wan-i2v", "image": data_url(image, label)}
+    )

@@ -1,0 +1,225 @@
+"""The console as a person uses it, in a real browser against a real gateway."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.api.stand import Stand
+from tests.browser.chromium import Page
+
+STATUS = "document.querySelector('#stage .headline .pill')?.textContent"
+
+
+async def entered(page: Page, gallery: Stand, *, user: str) -> None:
+    """Open the console with a key of one end user."""
+    await page.open(gallery.url)
+    await page.until("!document.querySelector('#gate').hidden")
+    await page.click("#gate summary")
+    await page.click("#end-user")
+    await page.type(user)
+    await page.click("#key")
+    await page.type(gallery.service_key)
+    await page.press("Enter")
+    await page.until("!document.querySelector('#studio').hidden")
+
+
+async def submitted(page: Page, prompt: str) -> str:
+    """Submit a prompt from the keyboard; returns the task id."""
+    await page.evaluate("document.querySelector('#field-prompt').value = ''")
+    await page.click("#field-prompt")
+    await page.type(prompt)
+    await page.press("Enter", modifiers=2)
+    await page.until(f"document.querySelector('#stage-title').textContent === {prompt!r}")
+    task_id: str = await page.evaluate("location.hash.split('/').pop()")
+    return task_id
+
+
+@pytest.fixture
+def user() -> str:
+    return f"user-{uuid4().hex[:12]}"
+
+
+async def test_a_clip_is_submitted_watched_and_played_and_another_one_canceled(
+    page: Page, gallery: Stand, user: str
+) -> None:
+    await entered(page, gallery, user=user)
+    await page.click(".chip")
+    assert await page.evaluate("document.querySelector('#field-prompt').value") == "a red circle moving right"
+    await page.click("#compose .primary")
+
+    seen = set()
+    while not await page.evaluate("!!document.querySelector('video')"):
+        seen.add(await page.evaluate("document.querySelector('progress')?.value"))
+        await page.until("true")
+    assert len({value for value in seen if value}) >= 2, f"the bar did not move: {seen}"
+    await page.until(f"{STATUS} === 'Succeeded'")
+    await page.until("document.querySelector('video').readyState >= 3")
+    await page.until("document.querySelector('video').currentTime > 0.3")
+    assert await page.evaluate(
+        "[document.querySelector('video').videoWidth, document.querySelector('video').error]"
+    ) == [
+        128,
+        None,
+    ]
+    assert await page.evaluate("[...document.querySelectorAll('.timeline .what')].map(e => e.textContent)") == [
+        "Queued",
+        "Processing",
+        "Succeeded",
+    ]
+    assert await page.until("document.querySelector('#tasks img')?.naturalWidth") == 128
+
+    soft = await submitted(page, "hold the first")
+    await page.until("document.querySelector('.doing').textContent.includes('of 25')")
+    await page.click(".actions button:nth-of-type(1)")
+    await page.until(f"{STATUS} === 'Canceled (finishing)'")
+    await page.click(".actions .danger")
+    await page.until(f"{STATUS} === 'Canceled'")
+
+    hard = await submitted(page, "hold the second")
+    await page.until("document.querySelector('.doing').textContent.includes('of 25')")
+    await page.click(".actions .danger")
+    await page.until(f"{STATUS} === 'Canceled'")
+    await page.until("document.querySelector('.screen').innerText.includes('CANCELED')")
+
+    async with gallery.user(user) as http:
+        for task_id in (soft, hard):
+            task = (await http.get(f"/tasks/{task_id}")).json()
+            assert (task["status"], task["is_terminal"], task["result_url"]) == ("CANCELED", True, None)
+    assert await page.until("document.querySelectorAll('#tasks li').length === 3")
+    assert own_only(page, gallery), page.requests
+    assert real(page.complaints) == []
+
+
+async def test_a_task_is_found_again_after_a_reload_with_every_state(page: Page, gallery: Stand, user: str) -> None:
+    await entered(page, gallery, user=user)
+    await submitted(page, "once")
+    await page.until(f"{STATUS} === 'Succeeded'")
+    await page.send("Page.reload")
+    await page.until("document.querySelectorAll('.timeline li').length === 3")
+    assert await page.evaluate("document.querySelector('video').getAttribute('src').startsWith('/api/v1/tasks/')")
+
+
+async def test_what_the_gateway_refuses_is_said_at_the_field(page: Page, gallery: Stand, user: str) -> None:
+    await entered(page, gallery, user=user)
+    await page.click("#compose summary")
+    await page.evaluate("document.querySelector('#field-num_inference_steps').value = '1000'")
+    await page.click("#field-prompt")
+    await page.type("too long")
+    await page.press("Enter", modifiers=2)
+    await page.until("!document.querySelector('#error-num_inference_steps').hidden")
+    assert await page.evaluate("document.activeElement.id") == "field-num_inference_steps"
+    assert await page.evaluate("document.activeElement.getAttribute('aria-invalid')") == "true"
+    assert await page.evaluate("document.querySelectorAll('#tasks li').length") == 0
+
+
+async def test_a_wrong_key_is_refused_and_no_key_outlives_the_tab(page: Page, gallery: Stand) -> None:
+    await page.open(gallery.url)
+    await page.until("document.activeElement.id === 'key'")
+    await page.type("rg_nonsense_nonsense")
+    await page.press("Enter")
+    await page.until("!document.querySelector('#key-error').hidden")
+    await page.evaluate("document.querySelector('#key').value = ''")
+    await page.click("#key")
+    await page.type(gallery.keys["user"])
+    await page.press("Enter")
+    await page.until("!document.querySelector('#studio').hidden")
+    assert await page.evaluate("localStorage.length + document.cookie.length") == 0
+    await page.click("#forget")
+    await page.until("!document.querySelector('#gate').hidden")
+    assert await page.evaluate("sessionStorage.getItem('reelgate.key')") is None
+
+
+async def test_everything_is_reached_by_keyboard_and_has_a_name(page: Page, gallery: Stand, user: str) -> None:
+    await entered(page, gallery, user=user)
+    await submitted(page, "hold for the keyboard")
+    await page.until("!!document.querySelector('.actions .danger')")
+    await page.evaluate("document.querySelector('.brand').focus()")
+    wanted = {"forget", "field-prompt", "filter"}
+    reached: list[Any] = []
+    for _ in range(40):
+        await page.press("Tab")
+        reached.append(
+            await page.evaluate(
+                "(e => [e.id, e.className, e.getAttribute('aria-label') || e.labels?.[0]?.textContent"
+                " || e.textContent])(document.activeElement)"
+            )
+        )
+    assert wanted <= {element_id for element_id, _, _ in reached}
+    assert {"danger", "task"} <= {kind for _, kind, _ in reached}
+    assert all(name and name.strip() for _, _, name in reached)
+    nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
+    controls = [
+        n for n in nodes if n.get("role", {}).get("value") in {"button", "link", "textbox", "combobox", "progressbar"}
+    ]
+    assert len(controls) > 10
+    assert [n for n in controls if not n.get("ignored") and not n.get("name", {}).get("value")] == []
+    async with gallery.user(user) as http:
+        for task in (await http.get("/tasks")).json()["items"]:
+            await http.post(f"/tasks/{task['task_id']}/cancel", json={"mode": "hard"})
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_it_fits_a_phone_and_texts_have_contrast(page: Page, gallery: Stand, user: str, *, dark: bool) -> None:
+    await page.screen(width=360, height=740, dark=dark, mobile=True)
+    await entered(page, gallery, user=user)
+    await submitted(page, "on the phone")
+    await page.until(f"{STATUS} === 'Succeeded'")
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert await page.evaluate(CONTRAST) == []
+
+
+def own_only(page: Page, gallery: Stand) -> bool:
+    return all(url.startswith((gallery.url, "data:")) for url in page.requests)
+
+
+def real(complaints: list[str]) -> list[str]:
+    """Without the answers of endpoints that a gateway need not offer."""
+    return [text for text in complaints if not re.match(r"network: .* 40[34] ", text)]
+
+
+async def test_the_page_may_load_nothing_but_its_own_files(gallery: Stand) -> None:
+    async with httpx.AsyncClient(base_url=gallery.url) as http:
+        page = await http.get("/")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        for name in re.findall(r'(?:src|href)="(console/[^"]+)"', page.text):
+            part = await http.get(name)
+            assert part.status_code == 200
+            again = await http.get(name, headers={"If-None-Match": part.headers["etag"]})
+            assert again.status_code == 304
+        assert "<style" not in page.text
+        assert not re.search(r"\son\w+=|\sstyle=|https?://(?!www\.w3\.org)", page.text)
+        for name in ("console/../app.py", "console/nothing.js", "console/.hidden"):
+            assert (await http.get(name)).status_code == 404
+
+
+CONTRAST = """
+(() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const color = parse(getComputedStyle(e).backgroundColor);
+      if (color.length === 3 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const bad = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !element.checkVisibility() || element.closest(".unseen, option")) continue;
+    const [a, b] = [luminance(parse(getComputedStyle(element).color)), luminance(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) bad.push([element.tagName, element.className, element.textContent.slice(0, 30), ratio.toFixed(2)]);
+  }
+  return bad;
+})()
+"""
