@@ -1,0 +1,1 @@
+"""Figures against a floor measured in the same run: `make bench`."""
