@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from activities.inference.builtin_weights import WEIGHTS
 from activities.inference.child import Child, ChildEndedError
 from activities.inference.health import DeviceHealth, DeviceState, ModelHealth, ModelState
 from activities.inference.messages import (
@@ -48,6 +49,8 @@ class ProcessOptions:
 
     cache: Path
     """Folder of the tiny pipelines built on the spot."""
+    weights: Path = WEIGHTS
+    """Folder of the weights that come with the product."""
     max_loaded_models: int = 2
     threads: int | None = None
     setup_timeout_seconds: float = 120.0
@@ -260,6 +263,7 @@ class InferenceDevice:
             child.send(
                 Configure(
                     device=self.device,
+                    weights=str(options.weights),
                     cache=str(options.cache),
                     max_loaded_models=options.max_loaded_models,
                     threads=options.threads,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from activities.inference import models
 from activities.inference.rules import Defaults, ModelKind, Rules
+from activities.inference.vocabulary import Vocabulary
 from workflows.tasks import GenerationParameters
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Preset:
     """`float32`, `float16`, `bfloat16`, or `auto`: bfloat16 on an accelerator, float32 on a CPU."""
     builtin: bool = False
     """Whether it comes with the product; otherwise a models file gives its folder."""
+    vocabulary: Vocabulary | None = None
+    """None: it takes free text."""
+    examples: tuple[str, ...] = ()
+    """Prompts that show what it can do."""
 
 
 class FamilyError(Exception):

@@ -27,6 +27,8 @@ class Configure:
     """First message to the process."""
 
     device: str
+    weights: str
+    """Folder of the weights that come with the product."""
     cache: str
     """Folder of the tiny pipelines built on the spot."""
     max_loaded_models: int

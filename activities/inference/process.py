@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from activities.inference.builtin_weights import DamagedWeightsError, verified_folder
 from activities.inference.family import BUILTIN, Family, Pipeline, discover
 from activities.inference.faults import Fault, ModelNotLoadableError, RefusedError, fault_of, load_reason
 from activities.inference.health import ModelState
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-WEIGHTS: Final = Path(__file__).parent / "weights"
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -61,6 +61,7 @@ class InferenceProcess:
     def __init__(self, channel: Channel, configured: Configure) -> None:
         self._channel = channel
         self._device = configured.device
+        self._weights = Path(configured.weights)
         self._cache = Path(configured.cache)
         self._max_loaded = configured.max_loaded_models
         self._families = discover()
@@ -188,8 +189,14 @@ class InferenceProcess:
         if not spec.path.startswith(BUILTIN):
             return Path(spec.path)
         name = spec.path.removeprefix(BUILTIN)
-        if (WEIGHTS / name).is_dir():
-            return WEIGHTS / name
+        try:
+            released = verified_folder(self._weights, name)
+        except DamagedWeightsError as error:
+            raise ModelNotLoadableError(str(error)) from error
+        except OSError as error:
+            raise ModelNotLoadableError(load_reason(error, self._weights)) from error
+        if released is not None:
+            return released
         tiny = import_module("activities.inference.tiny")
         try:
             folder: Path = tiny.build(name, self._cache)

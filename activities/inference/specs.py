@@ -8,6 +8,7 @@ from typing import Final
 
 from activities.inference.family import BUILTIN, Preset, discover
 from activities.inference.rules import MAX_SEED, Defaults, ModelKind, Rules
+from activities.inference.vocabulary import Vocabulary
 
 DEFAULT_POOL: Final = "default"
 BUILTIN_REVISION: Final = "1"
@@ -30,6 +31,10 @@ class ModelSpec:
     defaults: Defaults
     pool: str = DEFAULT_POOL
     dtype: str = "auto"
+    vocabulary: Vocabulary | None = None
+    """None: it takes free text."""
+    examples: tuple[str, ...] = ()
+    """Prompts that show what it can do."""
 
     def schema(self) -> dict[str, object]:
         """The parameters as a JSON Schema object, for clients and the console."""
@@ -130,4 +135,6 @@ def preset_spec(family: str, preset: Preset, *, path: str, revision: str) -> Mod
         rules=preset.rules,
         defaults=preset.defaults,
         dtype=preset.dtype,
+        vocabulary=preset.vocabulary,
+        examples=preset.examples,
     )

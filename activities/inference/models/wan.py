@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from activities.inference import moving_shapes
 from activities.inference.family import Family, Pipeline, Preset
 from activities.inference.rules import Defaults, FrameCounts, ModelKind, Rules
 
@@ -77,6 +78,8 @@ class Wan(Family):
             defaults=Defaults(
                 width=128, height=128, num_frames=16, fps=8.0, num_inference_steps=25, guidance_scale=3.0
             ),
+            vocabulary=moving_shapes.VOCABULARY,
+            examples=moving_shapes.EXAMPLES,
         ),
         Preset(
             name="tiny-wan",

@@ -1,0 +1,1 @@
+"""Programs for those who work on Reelgate. Not installed with it; run from the root of the repository."""

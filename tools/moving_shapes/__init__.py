@@ -1,0 +1,1 @@
+"""How `moving-shapes`, the model that comes with the product, is trained and measured."""
