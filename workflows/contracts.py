@@ -12,6 +12,7 @@ from typing import Final
 
 from temporalio import activity
 
+from workflows.batches import BatchStep, BatchStepResult, CancelItemsInput, RemoveItemsInput
 from workflows.quotas import ListRunningTasksInput, ListUsedInput, RunningTasks, UsedAmount
 from workflows.tasks import (
     Artifact,
@@ -32,6 +33,9 @@ DELIVER_CALLBACK: Final = "deliver_callback"
 REMOVE_EXPIRED: Final = "remove_expired"
 LIST_RUNNING_TASKS: Final = "list_running_tasks"
 LIST_USED: Final = "list_used"
+RUN_BATCH_STEP: Final = "run_batch_step"
+CANCEL_BATCH_ITEMS: Final = "cancel_batch_items"
+REMOVE_BATCH_ITEMS: Final = "remove_batch_items"
 
 
 class GenerationActivities(ABC):
@@ -91,3 +95,26 @@ class RetentionActivities(ABC):
     @abstractmethod
     async def remove_expired(self, batch: RemoveExpiredInput) -> RemoveExpiredResult:
         """Remove what is due in the next part of an area; doing it twice is harmless."""
+
+
+class BatchActivities(ABC):
+    """Runs on the control queue."""
+
+    @activity.defn(name=RUN_BATCH_STEP)
+    @abstractmethod
+    async def run_batch_step(self, step: BatchStep) -> BatchStepResult:
+        """Look at tasks and start some; done twice, it starts nothing twice.
+
+        Raises:
+            ApplicationError: `INPUT_GONE`, final: the items are not stored any more.
+        """
+
+    @activity.defn(name=CANCEL_BATCH_ITEMS)
+    @abstractmethod
+    async def cancel_batch_items(self, request: CancelItemsInput) -> None:
+        """Pass a cancel on to tasks; those that have ended stay as they are."""
+
+    @activity.defn(name=REMOVE_BATCH_ITEMS)
+    @abstractmethod
+    async def remove_batch_items(self, request: RemoveItemsInput) -> None:
+        """Remove the stored items of a batch."""

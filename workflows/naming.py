@@ -21,9 +21,9 @@ CONTROL_QUEUE: Final = "control"
 CALLBACK_QUEUE: Final = "callback"
 
 MEMO_REQUEST: Final = "request"
-"""Memo key of the `GenerationInput`, written at start."""
+"""Memo key of the `GenerationInput` or `BatchInput`, written at start."""
 MEMO_RECORD: Final = "record"
-"""Memo key of a `TaskRecord` or `CallbackRecord`."""
+"""Memo key of a `TaskRecord`, `BatchRecord` or `CallbackRecord`."""
 
 TASK_STATUS: Final = SearchAttributeKey.for_keyword("TaskStatus")
 USER_ID: Final = SearchAttributeKey.for_keyword("UserId")
@@ -96,6 +96,32 @@ def task_id(user: User, key: str, after: str | None = None) -> str:
     """Id of the task for a user's key, or of the next link of its chain after the ended task `after`."""
     parts = ["task", user.tenant, user.end_user, key, *([after] if after else [])]
     return "t" + b32encode(_digest(*parts)).decode("ascii")[:26].lower()
+
+
+def batch_id(user: User, key: str, after: str | None = None) -> str:
+    """Id of the batch for a user's key, or of the next one of its chain after the ended batch `after`."""
+    parts = ["batch", user.tenant, user.end_user, key, *([after] if after else [])]
+    return "b" + b32encode(_digest(*parts)).decode("ascii")[:26].lower()
+
+
+def batch_item_key(root_batch: str, index: int, content: str) -> str:
+    """Idempotency key of an item: the same in every batch of a chain, so that its done tasks answer."""
+    return f"batch:{root_batch}:{index}:{content}"
+
+
+def batch_item_seed(root_batch: str, index: int, content: str) -> int:
+    """Seed for an item that names none: another clip per item, the same in every batch of a chain."""
+    return int.from_bytes(_digest("batch-seed", root_batch, index, content)[:4], "big") >> 1
+
+
+def batch_items_key(user: User, of_batch: str) -> str:
+    """Object key of the items of a batch, beside the user's input images."""
+    return f"inputs/{user_hash(user)}/{of_batch}-items"
+
+
+def batch_report_key(user: User, of_batch: str) -> str:
+    """Object key of the rules that rejected items of a batch broke."""
+    return f"inputs/{user_hash(user)}/{of_batch}-report"
 
 
 def callback_id(of_task: str, redelivery: int = 0) -> str:

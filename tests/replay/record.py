@@ -18,6 +18,7 @@ from pathlib import Path
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.testing import WorkflowEnvironment
 
+from tests.replay import batches
 from tests.workflows.jobs import Act, Stage, artifact_of, die, fail, hang, plan, stage, status_of, succeed
 from workers.devserver import dynamic_config_args, temporal_binary
 from workflows.failures import FailureCode
@@ -127,6 +128,12 @@ async def record(client: Client, name: str) -> None:
             keep("callback", name, (await delivery.fetch_history()).to_json())
 
 
+async def record_batch(client: Client, name: str) -> None:
+    """Run one branch of a batch and keep the histories of its runs."""
+    for number, history in enumerate(await batches.histories(client, name)):
+        keep("batch", f"{name}-{number}" if number else name, history)
+
+
 async def main() -> None:
     """Record every branch."""
     env = await WorkflowEnvironment.start_local(
@@ -138,6 +145,8 @@ async def main() -> None:
     async with env:
         for name in BRANCHES:
             await record(env.client, name)
+        for name in batches.BRANCHES:
+            await record_batch(env.client, name)
 
 
 if __name__ == "__main__":

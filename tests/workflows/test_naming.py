@@ -81,3 +81,13 @@ def test_a_requeue_raises_the_priority_one_level_but_never_above_the_first(
     key: int, requeues: int, expected: int
 ) -> None:
     assert naming.requeued_priority(key, requeues) == expected
+
+
+def test_ids_of_batches_and_keys_of_their_items_do_not_change() -> None:
+    first = naming.batch_id(ALICE, "explicit:k")
+    assert (first, len(first)) == ("bcody64qmce25m5vaptyg7bbwwa", 27)
+    assert first[1:] != naming.task_id(ALICE, "explicit:k")[1:]
+    assert len({first, second := naming.batch_id(ALICE, "explicit:k", after=first)}) == 2
+    assert second.startswith("b")
+    assert naming.batch_item_key("broot", 3, "0123456789abcdef") == "batch:broot:3:0123456789abcdef"
+    assert naming.batch_item_seed("broot", 3, "0123456789abcdef") == 1407012747
