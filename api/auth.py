@@ -1,4 +1,4 @@
-"""Who is asking: bearer keys, and the end users that service keys name.
+"""Who is asking: bearer keys, signed requests, and the end users that service keys name.
 
 Authentication comes before the body is read, so that a stranger cannot make us parse megabytes. A task of another
 user does not exist for the caller: the rest of the API compares users and answers 404.
@@ -13,10 +13,13 @@ from typing import Annotated, Any, Final, cast
 from fastapi import Depends, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
+from fastapi.security.http import HTTPBase
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.problems import ForbiddenError, UnauthenticatedError, ValidationFailedError
+from api.request_signing import SCHEME
+from api.signature_check import SignatureCheck, with_checked_body
 from workers.keys import ApiKey, KeyRing, Scope
 from workflows.tasks import User
 
@@ -29,6 +32,13 @@ _CALLER: Final = "reelgate.caller"
 
 bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer <API key>`")
 """Declares the scheme in OpenAPI; the check is `AuthenticatedRoute`'s."""
+signature = HTTPBase(
+    scheme=SCHEME,
+    scheme_name="RequestSignature",
+    auto_error=False,
+    description=f"`Authorization: {SCHEME} key=...,timestamp=...,nonce=...,body=...,signature=...`",
+)
+"""The other way in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +60,36 @@ class Caller:
         return User(tenant=self.key.tenant, end_user=self.end_user or "")
 
 
-def authenticate(request: Request, keys: KeyRing) -> Caller:
-    """The caller of a request.
+async def authenticated(request: Request) -> tuple[Caller, Request]:
+    """The caller of a request, and the request itself: a signed one with its body read and checked.
 
     Raises:
-        UnauthenticatedError: no key, or an unknown or expired one.
+        UnauthenticatedError: no key, an unknown or expired one, or a signature that does not hold.
         ForbiddenError: a user key names an end user.
         ValidationFailedError: the end user's id is not 1 to 64 bytes of UTF-8.
     """
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise UnauthenticatedError("Send `Authorization: Bearer <API key>`.")
-    key = keys.authenticate(token.strip())
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    if scheme.upper() == SCHEME:
+        checks: SignatureCheck = request.state.signatures
+        signed = checks.signed(request.scope, credentials)
+        caller = caller_of(request, checks.use(signed))
+        return caller, await with_checked_body(request, signed.signature)
+    if scheme.lower() != "bearer" or not credentials.strip():
+        raise UnauthenticatedError("Send `Authorization: Bearer <API key>`, or sign the request.")
+    keys: KeyRing = request.state.keys
+    key = keys.authenticate(credentials.strip())
     if key is None:
         raise UnauthenticatedError("The API key is unknown, expired or revoked.")
+    return caller_of(request, key), request
+
+
+def caller_of(request: Request, key: ApiKey) -> Caller:
+    """The caller behind a live key.
+
+    Raises:
+        ForbiddenError: a user key names an end user.
+        ValidationFailedError: the end user's id is not 1 to 64 bytes of UTF-8.
+    """
     end_user = _end_user(request)
     if end_user is not None and not key.scope.includes(Scope.SERVICE):
         raise ForbiddenError(f"Only service keys act for end users ({USER_ID_HEADER}).")
@@ -87,18 +113,14 @@ def _end_user(request: Request) -> str | None:
 class AuthenticatedRoute(APIRoute):
     """A route that knows its caller before FastAPI reads the body."""
 
-    def known_answer(self, request: Request, caller: Caller) -> Response | None:
-        """An answer that needs nothing of the request but its path and headers; None: the endpoint answers."""
-        return None
-
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler behind the check."""
         handle = super().get_route_handler()
 
         async def handle_authenticated(request: Request) -> Response:
-            caller = authenticate(request, request.state.keys)
+            caller, checked = await authenticated(request)
             request.scope[_CALLER], request.scope[KEY_ID] = caller, caller.key.key_id
-            return self.known_answer(request, caller) or await handle(request)
+            return await handle(checked)
 
         return handle_authenticated
 
@@ -122,4 +144,4 @@ async def current_operator(request: Request) -> Caller:
 
 AnyCaller = Annotated[Caller, Depends(current_caller)]
 OperatorCaller = Annotated[Caller, Depends(current_operator)]
-DECLARED_IN_OPENAPI: Final = [Security(bearer)]
+DECLARED_IN_OPENAPI: Final = [Security(bearer), Security(signature)]

@@ -34,23 +34,31 @@ class CertificateAuthority:
             cadata=self._certificate.public_bytes(serialization.Encoding.PEM).decode("ascii")
         )
 
-    def server_context(self, *hosts: str) -> ssl.SSLContext:
-        """For a server with a certificate for these names and addresses."""
+    @property
+    def pem(self) -> bytes:
+        """The authority's own certificate."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, *hosts: str) -> tuple[bytes, bytes]:
+        """A certificate for these names and addresses and its private key, both in PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _unsigned(_name(hosts[0]), self._name, key.public_key())
             .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM), private
+
+    def server_context(self, *hosts: str) -> ssl.SSLContext:
+        """For a server with a certificate for these names and addresses."""
+        certificate, key = self.issue(*hosts)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with TemporaryDirectory() as folder:
             chain = Path(folder, "server.pem")
-            chain.write_bytes(
-                key.private_bytes(
-                    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-                )
-                + certificate.public_bytes(serialization.Encoding.PEM)
-            )
+            chain.write_bytes(key + certificate)
             context.load_cert_chain(chain)
         return context
 

@@ -226,7 +226,11 @@ def _may_come_up(error: RuntimeError | RPCError) -> bool:
     if isinstance(error, RPCError):
         return error.status in _NOT_YET
     # Client.connect wraps whatever went wrong in a RuntimeError; only its text tells a refusal from a silent server.
-    return not any(word in str(error) for word in ("Unauthenticated", "PermissionDenied", "InvalidArgument"))
+    return not (_is_refusal(error) or "InvalidArgument" in str(error))
+
+
+def _is_refusal(error: RuntimeError) -> bool:
+    return any(word in str(error) for word in ("Unauthenticated", "PermissionDenied"))
 
 
 def _explained(settings: Settings, error: RuntimeError | RPCError | None) -> ConnectionFailedError:
@@ -239,6 +243,8 @@ def _explained(settings: Settings, error: RuntimeError | RPCError | None) -> Con
         if error.status in _REFUSED:
             return ConnectionFailedError(f"{where} refused access (REELGATE_TEMPORAL_API_KEY): {error.message}")
         return ConnectionFailedError(f"{where} does not answer (REELGATE_TEMPORAL_ADDRESS): {error.message}")
+    if _is_refusal(error):
+        return ConnectionFailedError(f"{where} refused access (REELGATE_TEMPORAL_API_KEY): {error}")
     return ConnectionFailedError(
         f"cannot connect to {where} (REELGATE_TEMPORAL_ADDRESS, REELGATE_TEMPORAL_TLS): {error}"
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Final
 
 from fastapi import FastAPI, Response
 
+from workers.connection import host_name
 from workers.settings import Settings
 from workers.web_server import embedded_server, listen
+
+_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 
 
 def health_app(state: Callable[[], Mapping[str, object]]) -> FastAPI:
@@ -25,20 +30,30 @@ def health_app(state: Callable[[], Mapping[str, object]]) -> FastAPI:
     return app
 
 
-@asynccontextmanager
-async def serve_health(state: Callable[[], Mapping[str, object]], settings: Settings) -> AsyncIterator[int]:
-    """Serve the health port meanwhile; yields the port, which matters when the setting is 0.
+def open_health_port(settings: Settings) -> socket.socket | None:
+    """Open the port, before the worker has its name, which tells where it is; None when it is off.
 
     Raises:
         ConfigurationError: the port is taken.
     """
-    listening = listen(
-        settings.worker_health_host, settings.worker_health_port or 0, setting="REELGATE_WORKER_HEALTH_PORT"
-    )
+    if settings.worker_health_port is None:
+        return None
+    return listen(settings.worker_health_host, settings.worker_health_port, setting="REELGATE_WORKER_HEALTH_PORT")
+
+
+def health_address(listening: socket.socket, settings: Settings) -> str:
+    """`host:port` under which the API reaches the health port."""
+    host = settings.worker_health_host
+    return f"{host_name(settings) if host in _EVERY_ADDRESS else host}:{listening.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def serve_health(state: Callable[[], Mapping[str, object]], listening: socket.socket) -> AsyncIterator[None]:
+    """Serve the health port meanwhile."""
     server = embedded_server(health_app(state), graceful_seconds=1)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
-        yield int(listening.getsockname()[1])
+        yield
     finally:
         server.stop()
         await serving

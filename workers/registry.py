@@ -16,6 +16,7 @@ from temporalio.worker import FixedSizeSlotSupplier
 
 from activities.admission import AdmissionListings
 from activities.artifacts import ArtifactRepository
+from activities.batches import BatchItems
 from activities.callbacks import CallbackDelivery
 from activities.dns_cache import DnsCache, SystemResolver
 from activities.http_guard import GuardedClient
@@ -29,12 +30,19 @@ from workers.links import links_from
 from workers.parts import Parts, activity_slots
 from workers.settings import Settings
 from workflows.admission import AdmissionWorkflow
+from workflows.batch import BatchWorkflow
 from workflows.callback import CallbackWorkflow
 from workflows.generation import GenerationWorkflow
 from workflows.naming import CALLBACK_QUEUE, CONTROL_QUEUE, gpu_queue
 from workflows.retention import RetentionWorkflow
 
-WORKFLOWS: Final[Sequence[type]] = (GenerationWorkflow, CallbackWorkflow, AdmissionWorkflow, RetentionWorkflow)
+WORKFLOWS: Final[Sequence[type]] = (
+    GenerationWorkflow,
+    CallbackWorkflow,
+    AdmissionWorkflow,
+    BatchWorkflow,
+    RetentionWorkflow,
+)
 """Every workflow; all run on the control queue. The replay tests replay histories against these."""
 
 
@@ -66,7 +74,7 @@ def object_store(settings: Settings) -> ObjectStore:
     try:
         return ObjectStore.from_url(settings.store_url, options=settings.clear_store_options())
     except ValueError as error:
-        raise ConfigurationError(f"REELGATE_STORE_URL, REELGATE_STORE_OPTIONS: {error}") from error
+        raise ConfigurationError(f"REELGATE_STORE_URL, REELGATE_STORE_OPTIONS(_FILE): {error}") from error
 
 
 def catalogue(settings: Settings) -> Catalogue:
@@ -113,6 +121,7 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
     artifacts = ArtifactRepository(store, retention=settings.retention)
     retention = Retention(store, retention=settings.retention)
     admission = AdmissionListings(client)
+    batches = BatchItems(client, store)
     await ensure_retention_schedule(client)
     yield Parts(
         task_queue=CONTROL_QUEUE,
@@ -123,6 +132,9 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
             retention.remove_expired,
             admission.list_running_tasks,
             admission.list_used,
+            batches.run_batch_step,
+            batches.cancel_batch_items,
+            batches.remove_batch_items,
         ),
     )
 

@@ -23,7 +23,7 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from workers.connection import connect, host_name
 from workers.devices import resolve_devices
-from workers.health import serve_health
+from workers.health import health_address, open_health_port, serve_health
 from workers.parts import Parts
 from workers.registry import WorkerKind, parts_of, task_queue
 from workers.settings import Settings
@@ -53,13 +53,14 @@ async def run_worker(kind: WorkerKind, settings: Settings) -> int:
     configure_logging(settings, process=kind)
     drain = asyncio.Event()
     with _stop_signals(drain, grace=settings.worker_drain_seconds):
-        name = worker_identity(kind, settings)
+        listening = open_health_port(settings)
+        name = worker_identity(kind, settings, health=health_address(listening, settings) if listening else None)
         client = await connect(settings, identity=name)
         async with AsyncExitStack() as stack:
             parts = await stack.enter_async_context(parts_of(kind, settings, client))
             worker = make_worker(kind, settings, client, parts)
-            if settings.worker_health_port is not None:
-                await stack.enter_async_context(serve_health(parts.state, settings))
+            if listening is not None:
+                await stack.enter_async_context(serve_health(parts.state, listening))
             return await _run_until(drain, worker, name)
 
 
@@ -80,10 +81,10 @@ def make_worker(kind: WorkerKind, settings: Settings, client: Client, parts: Par
     )
 
 
-def worker_identity(kind: WorkerKind, settings: Settings) -> str:
-    """Name in histories and fleet views: host, devices or kind, and process."""
+def worker_identity(kind: WorkerKind, settings: Settings, *, health: str | None = None) -> str:
+    """Name in histories and fleet views: host, devices or kind, process, and where its health port is."""
     what = ",".join(resolve_devices(settings.devices)) if kind is WorkerKind.GPU else kind.value
-    return f"{host_name(settings)}/{what} pid {os.getpid()}"
+    return f"{host_name(settings)}/{what} pid {os.getpid()}" + (f" health {health}" if health else "")
 
 
 def _deployment(kind: WorkerKind, settings: Settings) -> WorkerDeploymentConfig | None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import quote
 
 from pydantic import (
@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
@@ -35,6 +36,7 @@ from temporalio.envconfig import ClientConfigProfile
 
 from activities.egress_policy import EgressPolicy
 from workers.errors import ConfigurationError
+from workers.secret_files import SecretFileError, read_secret_file
 from workflows.tasks import Limits, TaskPriority
 
 Environment = Literal["development", "production"]
@@ -45,6 +47,8 @@ def _split(value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
+
+_STORE_OPTIONS: Final = TypeAdapter(dict[str, str])
 
 CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list that is written `a,b,c` in the environment."""
@@ -63,6 +67,7 @@ class Tier(BaseModel):
     tenant_max_pending_tasks: int | None = Field(default=None, ge=1)
     submit_rate_per_minute: float | None = Field(default=None, gt=0)
     submit_burst: int | None = Field(default=None, ge=1)
+    batch_parallelism: int | None = Field(default=None, ge=1, le=50)
     allowance_tasks: int | None = Field(default=None, ge=1)
     """Tasks per user and period; None: no allowance is counted."""
     allowance_gpu_seconds: float | None = Field(default=None, gt=0)
@@ -130,6 +135,8 @@ class Settings(BaseSettings):
     """Root of the object store: `file:///folder` or `s3://bucket/prefix`."""
     store_options: dict[str, SecretStr] = Field(default_factory=dict)
     """Options of the store as JSON, e.g. `{"endpoint": "http://...", "access_key_id": "..."}`."""
+    store_options_file: Path | None = None
+    """File with the same JSON, used when `store_options` is empty."""
     retention_days: int = Field(default=7, ge=1, le=90)
     """Days until artifacts and records are removed; the namespace's retention should be the same."""
 
@@ -144,6 +151,8 @@ class Settings(BaseSettings):
     """File with that secret, used when `link_secret` is unset."""
     keys_file: Path = Field(default_factory=lambda data: data["data_dir"] / "keys.toml")
     """API keys (hashes), tenants' callback secrets and endpoint settings; see `workers.keys`."""
+    codec_path_token: SecretStr | None = Field(default=None, min_length=32)
+    """Token that stands for an operator key in the path of the codec server, for a Web UI without a log-in."""
 
     # --- API ----------------------------------------------------------------------------------------------------
     host: str = "127.0.0.1"
@@ -164,6 +173,8 @@ class Settings(BaseSettings):
     """Largest input image, encoded."""
     max_image_pixels: int = Field(default=16_000_000, ge=1024)
     """Largest input image, decoded."""
+    image_fetch_seconds: float = Field(default=10.0, gt=0)
+    """Time to fetch an input image whole that was sent as a URL."""
     temporal_call_timeout_seconds: float = Field(default=3.0, gt=0)
     """How long the API waits for one answer of Temporal before it answers 503."""
     max_wait_seconds: int = Field(default=60, ge=0, le=600)
@@ -186,6 +197,14 @@ class Settings(BaseSettings):
     """Tasks waiting in a GPU pool above which new ones get 503 `QUEUE_FULL`."""
     tiers: dict[str, Tier] = Field(default_factory=lambda: {"standard": Tier()})
     """Tiers by name as JSON; a key names its tier. `standard` always exists."""
+
+    # --- Batches ------------------------------------------------------------------------------------------------
+    max_batch_items: int = Field(default=1_000, ge=1, le=1_000)
+    """Items of one batch."""
+    batch_parallelism: int = Field(default=2, ge=1, le=50)
+    """Tasks of a batch that are open at a time; the batch itself holds one place of its user."""
+    batch_deadline_seconds: float = Field(default=86_400.0, gt=0, le=604_800)
+    """Deadline of a whole batch; a client may shorten it. At most the retention of its items."""
 
     # --- Limits of a task ---------------------------------------------------------------------------------------
     queue_timeout_seconds: float = Field(default=180.0, gt=0)
@@ -365,8 +384,21 @@ class Settings(BaseSettings):
         return self.tiers.get(name, self.tiers["standard"])
 
     def clear_store_options(self) -> dict[str, str]:
-        """`store_options` with their secrets in clear, for the store's constructor only."""
-        return {name: value.get_secret_value() for name, value in self.store_options.items()}
+        """`store_options`, else those of the file, with their secrets in clear: for the store's constructor only.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or is no JSON object of strings.
+        """
+        if self.store_options or self.store_options_file is None:
+            return {name: value.get_secret_value() for name, value in self.store_options.items()}
+        try:
+            return _STORE_OPTIONS.validate_json(read_secret_file(self.store_options_file))
+        except SecretFileError as error:
+            raise ConfigurationError(f"{error} (REELGATE_STORE_OPTIONS_FILE)") from error
+        except ValidationError:
+            raise ConfigurationError(
+                f"{self.store_options_file} is not a JSON object of strings (REELGATE_STORE_OPTIONS_FILE)"
+            ) from None
 
     def web_ui_link(self, workflow_id: str) -> str:
         """Page of a workflow in the Temporal Web UI."""

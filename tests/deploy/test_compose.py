@@ -200,7 +200,6 @@ class TestAddressesAgree:
         assert port == ui.environment["TEMPORAL_UI_PORT"]
         assert SERVICES["api"].environment["REELGATE_WEB_UI_URL"].endswith(host.rpartition(":")[2])
 
-    @pytest.mark.xfail(strict=True, reason="the codec server is not part of the API yet")
     def test_the_web_ui_decodes_at_a_route_of_the_api(self) -> None:
         api, ui = SERVICES["api"], SERVICES["temporal-ui"]
         prefix = ui.environment["TEMPORAL_CODEC_ENDPOINT"].removeprefix(api.environment["REELGATE_PUBLIC_URL"])

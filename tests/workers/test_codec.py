@@ -11,8 +11,9 @@ import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
 
-from tests.workers.workflows import FailingWorkflow, worker_for
+from tests.workers.workflows import FailingLaterWorkflow, FailingWorkflow, worker_for
 from workers.codec import (
     CodecKey,
     CodecKeyError,
@@ -50,6 +51,47 @@ async def test_after_a_rotation_old_payloads_still_decode_and_new_ones_carry_the
     (after,) = await rotated.encode([CLEAR])
     assert after.metadata["encryption-key-id"] == b"new"
     assert await rotated.decode([before, after]) == [CLEAR, CLEAR]
+
+
+def _with_keys(client: Client, *keys: CodecKey) -> Client:
+    config = client.config()
+    config["data_converter"] = data_converter(EncryptionCodec(keys))
+    return Client(**config)
+
+
+async def test_a_run_lives_through_a_rotation_and_its_failure_carries_the_new_key(client: Client) -> None:
+    before, both, after = _with_keys(client, OLD), _with_keys(client, OLD, NEW), _with_keys(client, NEW, OLD)
+    async with worker_for(before, FailingLaterWorkflow) as queue:
+        handle = await before.start_workflow(FailingLaterWorkflow.run, SECRET_TEXT, id=f"rot-{queue}", task_queue=queue)
+    async with Worker(both, task_queue=queue, workflows=[FailingLaterWorkflow]):
+        # A process that has moved the new key to the front already, beside one that has not.
+        await after.get_workflow_handle(handle.id).signal(FailingLaterWorkflow.tell, "old rain")
+        with pytest.raises(WorkflowFailureError) as raised:
+            await both.get_workflow_handle(handle.id).result()
+    assert f"cannot make {SECRET_TEXT} because of old rain" in str(raised.value.cause)
+    async with worker_for(after, FailingWorkflow) as queue:
+        last = await after.start_workflow(FailingWorkflow.run, SECRET_TEXT, id=f"rot2-{queue}", task_queue=queue)
+        with pytest.raises(WorkflowFailureError):
+            await last.result()
+    assert await _key_ids(client, handle.id) == ["old", "new", "old"]
+    assert await _key_ids(client, last.id) == ["new", "new"]
+    for workflow_id in (handle.id, last.id):
+        history = await client.get_workflow_handle(workflow_id).fetch_history()
+        assert SECRET_TEXT not in history.to_json()
+        assert "old rain" not in history.to_json()
+
+
+async def _key_ids(client: Client, workflow_id: str) -> list[str]:
+    """Key ids of input, signals and failure, in the order of the history."""
+    found: list[Payload] = []
+    for event in (await client.get_workflow_handle(workflow_id).fetch_history()).events:
+        found += event.workflow_execution_started_event_attributes.input.payloads
+        found += event.workflow_execution_signaled_event_attributes.input.payloads
+        failed = event.workflow_execution_failed_event_attributes
+        if failed.failure.HasField("encoded_attributes"):
+            assert failed.failure.message == "Encoded failure"
+            found.append(failed.failure.encoded_attributes)
+    return [payload.metadata["encryption-key-id"].decode() for payload in found]
 
 
 async def test_payloads_of_other_encodings_pass_through() -> None:

@@ -199,6 +199,8 @@ def test_identities_name_host_and_device() -> None:
     settings = Settings(worker_name="host1", devices=("cuda:0", "cuda:1"))
     assert worker_identity(WorkerKind.GPU, settings) == f"host1/cuda:0,cuda:1 pid {os.getpid()}"
     assert worker_identity(WorkerKind.CONTROL, settings) == f"host1/control pid {os.getpid()}"
+    told = worker_identity(WorkerKind.GPU, settings, health="gpu-7:8090")
+    assert told == f"host1/cuda:0,cuda:1 pid {os.getpid()} health gpu-7:8090"
 
 
 def test_api_control_and_callback_processes_import_no_inference_library() -> None:

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from workers import settings as module
+from workers.errors import ConfigurationError
 from workers.settings import Settings, Tier
 from workflows.tasks import Limits
 
@@ -77,6 +78,29 @@ def test_secrets_are_not_in_the_repr() -> None:
     )
     assert "hunter2" not in repr(settings)
     assert settings.clear_store_options() == {"secret_access_key": "hunter2"}
+
+
+def test_store_options_come_from_a_file_unless_they_are_set(tmp_path: Path) -> None:
+    file = tmp_path / "store_options.json"
+    file.write_text('{"secret_access_key": "hunter2"}\n')
+    settings = Settings(store_options_file=file)
+    assert settings.clear_store_options() == {"secret_access_key": "hunter2"}
+    assert "hunter2" not in repr(settings)
+    both = Settings.model_validate({"store_options_file": file, "store_options": {"region": "eu"}})
+    assert both.clear_store_options() == {"region": "eu"}
+    assert Settings().clear_store_options() == {}
+
+
+@pytest.mark.parametrize("content", [None, "", "hunter2", '["hunter2"]', '{"secret_access_key": {"hunter2": 1}}'])
+def test_a_file_of_store_options_that_is_missing_or_wrong_is_named_without_its_content(
+    tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "store_options.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigurationError, match=r"store_options\.json.*REELGATE_STORE_OPTIONS_FILE") as raised:
+        Settings(store_options_file=file).clear_store_options()
+    assert "hunter2" not in str(raised.value)
 
 
 def test_tiers_come_as_json_and_the_standard_one_always_exists(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,25 @@ class FailingWorkflow:
 
 
 @workflow.defn
+class FailingLaterWorkflow:
+    """Fails like that once it is told to, with what it was told."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    @workflow.run
+    async def run(self, text: str) -> None:
+        """Wait and fail."""
+        await workflow.wait_condition(lambda: bool(self._told))
+        raise ApplicationError(f"cannot make {text} because of {self._told}", non_retryable=True)
+
+    @workflow.signal
+    def tell(self, text: str) -> None:
+        """Go on."""
+        self._told = text
+
+
+@workflow.defn
 class LoggingWorkflow:
     """Logs a transition as `GenerationWorkflow` does."""
 
