@@ -23,7 +23,7 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.converter import value_to_type
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
@@ -46,7 +46,7 @@ from workflows.quotas import (
     StalePlace,
     TierLimits,
 )
-from workflows.tasks import AdmissionPlace, TaskRecord, User
+from workflows.tasks import AdmissionPlace, User
 
 ADMIT_TIMEOUT: Final = timedelta(seconds=3)
 WITHDRAW_TIMEOUT: Final = timedelta(seconds=0.4)
@@ -77,6 +77,13 @@ class Grant:
     task_id: str
     claim: str
     places: tuple[AdmissionPlace, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Charged:
+    """What the record of a task and that of a batch have in common."""
+
+    gpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +232,8 @@ async def _send(client: Client, level: _Level, request: AdmitRequest, update_id:
         id=level.admission_id,
         task_queue=CONTROL_QUEUE,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        # A person waits for the answer: not behind a burst of jobs that start on the same queue.
+        priority=Priority(priority_key=1),
         static_summary="Places, rate and allowance of a tenant" if level.of_tenant else "Places, rate and allowance",
     )
     try:
@@ -265,8 +274,7 @@ async def _stale(client: Client, place: HeldPlace, at: datetime) -> StalePlace |
 
 
 async def _gpu_seconds(task: WorkflowExecutionDescription) -> float:
-    record = await task.memo_value(MEMO_RECORD, None, type_hint=TaskRecord)
-    return record.gpu_seconds if record is not None else 0.0
+    return (await task.memo_value(MEMO_RECORD, _Charged(), type_hint=_Charged)).gpu_seconds
 
 
 async def _withdraw(client: Client, admissions: Sequence[str], task_id: str, claim: str) -> None:

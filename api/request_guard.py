@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
 
 from limits import RateLimitItemPerSecond
-from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import RateLimitedError
+from api.middleware import header
+from api.problems import RateLimitedError, UnauthenticatedError
+from api.request_signing import SCHEME
+from api.request_windows import RequestWindows
 
 EXEMPT: Final = frozenset({"/healthz"})
 """A supervisor must not take a busy process for a dead one."""
+GUARDED_KEY: Final = "reelgate.guarded_key"
+"""Where the request's scope has the live key of a bearer token, for `KnownAnswers`."""
 _NETWORK_BITS: Final = 64
 """Of an IPv6 address: whoever has one usually has all that share these."""
 
@@ -45,7 +49,7 @@ class RequestGuard:
         window = max(1, math.ceil(burst / rate_per_second))
         amount = max(1, round(rate_per_second * window))
         self._limit = RateLimitItemPerSecond(amount, window)
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._limiter = MovingWindowRateLimiter(RequestWindows())
         self._address = _client_address(trusted_proxies)
         self._policy = f'"requests";q={amount};w={window}'.encode()
         self._detail = f"At most {rate_per_second:g} requests per second, {amount} in one go."
@@ -77,14 +81,17 @@ class RequestGuard:
             await refusal.response()(scope, receive, send_with_headers)
 
     def _who(self, scope: Scope) -> str:
-        headers = Headers(scope=scope)
-        scheme, _, token = headers.get("authorization", "").partition(" ")
+        scheme, _, token = header(scope, b"authorization").partition(" ")
         if scheme.lower() == "bearer":
             key = scope["state"]["keys"].authenticate(token.strip())
             if key is not None:
+                scope[GUARDED_KEY] = key
                 return f"key {key.key_id}"
+        elif scheme.upper() == SCHEME:
+            with suppress(UnauthenticatedError):
+                return f"key {scope['state']['signatures'].signed(scope, token).key.key_id}"
         peer = scope.get("client")
-        return f"address {self._address(peer[0] if peer else '', headers.get('x-forwarded-for', ''))}"
+        return f"address {self._address(peer[0] if peer else '', header(scope, b'x-forwarded-for'))}"
 
 
 def _client_address(trusted_proxies: Iterable[str]) -> Callable[[str, str], str]:
