@@ -17,15 +17,31 @@ from temporalio.client import Client
 from activities.inference.catalogue import load_catalogue
 from api.admission import Admission
 from api.cursors import Cursors
+from api.images import guarded_fetch
+from api.known_answers import KnownAnswers
 from api.middleware import BodyLimit, RequestContext
 from api.problem_handlers import install_problem_handlers
 from api.problems import Problem
 from api.request_guard import RequestGuard
-from api.routes import console, events, health, media, models, quota, tasks
+from api.routes import (
+    batches,
+    callbacks,
+    codec,
+    console,
+    events,
+    fleet,
+    health,
+    media,
+    models,
+    quota,
+    task_actions,
+    tasks,
+)
+from api.signature_check import SignatureCheck
 from api.state import AppState, build_gateway
 from workers.connection import connect
 from workers.links import link_secret, links_from
-from workers.registry import key_ring, object_store
+from workers.registry import guarded_client, key_ring, object_store
 from workers.settings import Settings
 
 _REF_TEMPLATE: Final = "#/components/schemas/{model}"
@@ -42,17 +58,23 @@ def create_app(settings: Settings, *, client: Client | None = None, admission: A
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[AppState]:
-        gateway = build_gateway(
-            settings,
-            client=client or await connect(settings),
-            store=object_store(settings),
-            links=links_from(settings),
-            cursors=Cursors(link_secret(settings)),
-            catalogue=load_catalogue(settings.models_file, extra_builtin=settings.extra_models),
-            egress=settings.egress_policy(),
-            admission=admission,
-        )
-        yield AppState(gateway=gateway, keys=key_ring(settings))
+        async with guarded_client(settings) as image_hosts:
+            gateway = build_gateway(
+                settings,
+                client=client or await connect(settings),
+                store=object_store(settings),
+                links=links_from(settings),
+                cursors=Cursors(link_secret(settings)),
+                catalogue=load_catalogue(settings.models_file, extra_builtin=settings.extra_models),
+                egress=settings.egress_policy(),
+                fetch_image=guarded_fetch(image_hosts, timeout=settings.image_fetch_seconds),
+                admission=admission,
+            )
+            keys = key_ring(settings)
+            try:
+                yield AppState(gateway=gateway, keys=keys, signatures=SignatureCheck(keys))
+            finally:
+                await gateway.fleet.aclose()
 
     app = FastAPI(
         title="Reelgate",
@@ -63,6 +85,7 @@ def create_app(settings: Settings, *, client: Client | None = None, admission: A
     )
     # The last one added is the first one passed.
     app.add_middleware(BodyLimit, max_bytes=settings.max_request_bytes)
+    app.add_middleware(KnownAnswers)
     app.add_middleware(
         RequestGuard,
         rate_per_second=settings.request_rate_per_second,
@@ -71,7 +94,20 @@ def create_app(settings: Settings, *, client: Client | None = None, admission: A
     )
     app.add_middleware(RequestContext, https=settings.public_url.startswith("https://"))
     install_problem_handlers(app)
-    for module in (tasks, media, models, quota, health, events, console):
+    for module in (
+        batches,
+        tasks,
+        task_actions,
+        callbacks,
+        media,
+        models,
+        fleet,
+        quota,
+        health,
+        events,
+        codec,
+        console,
+    ):
         app.include_router(module.router)
     app.openapi = _openapi_of(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
     return app

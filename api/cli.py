@@ -18,6 +18,9 @@ from typing import Annotated
 
 import typer
 
+from api import cli_actions, cli_views
+from api.cli_batches import app as batch_app
+from api.cli_callbacks import app as callbacks_app
 from api.cli_output import EXIT_CONFIGURATION, EXIT_INTERRUPTED, CommandError, complain, out
 from workers.errors import ConfigurationError
 
@@ -35,6 +38,8 @@ quota_app = typer.Typer(
     help="Accounts of users, for operators. USER is TENANT or TENANT/END_USER.", no_args_is_help=True
 )
 app.add_typer(keys_app, name="keys")
+app.add_typer(batch_app, name="batch")
+app.add_typer(callbacks_app, name="callbacks")
 app.add_typer(quota_app, name="quota")
 
 
@@ -314,6 +319,14 @@ def quota_reset(user: User, shared: SharedAccount = False) -> None:
     from api import cli_quota
 
     raise typer.Exit(cli_quota.reset(user, shared=shared))
+
+
+for command in (cli_actions.retry, cli_actions.delete, cli_actions.timeline, cli_actions.replay):
+    app.command()(command)
+app.command("list")(cli_views.list_tasks)
+for view in (cli_views.queues, cli_views.stats, cli_views.workers):
+    app.command()(view)
+app.command()(cli_views.events)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -14,8 +14,13 @@ from typing import Final, Self, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from api.batch_schemas import Batch
+from api.callback_schemas import CallbackTestResult, RedeliveryPage, TaskCallback
 from api.problems import Problem
-from api.schemas import ModelList, Task
+from api.request_signing import MalformedSignatureError, RequestSigner
+from api.schemas import ModelList, Task, TaskList
+from api.statistics_schemas import QueueList, Stats, WorkerList
+from api.timeline_schemas import TaskTimeline
 from api.usage_schemas import Quota, Usage
 from workflows.tasks import CancelMode
 
@@ -56,7 +61,7 @@ class GatewayUnreachableError(Exception):
 
 
 class MissingKeyError(Exception):
-    """No API key to ask with."""
+    """No key to ask with, or a signing key that is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +69,56 @@ class Access:
     """Where the gateway is and with which key to ask."""
 
     url: str
-    api_key: str = field(repr=False)
+    api_key: str | None = field(repr=False)
+    signing_key: str | None = field(default=None, repr=False)
+    """`<key id>:<signing secret>`; with it requests are signed, and no key travels."""
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> Access:
-        """`REELGATE_URL` and `REELGATE_API_KEY`, else what `reelgate dev` left in the data folder.
+        """`REELGATE_URL` and `REELGATE_SIGNING_KEY` or `REELGATE_API_KEY`, else what `reelgate dev` left.
 
         Raises:
             MissingKeyError: there is no key in either place.
         """
         file = Path(environment.get("REELGATE_DATA_DIR") or ".reelgate") / CLIENT_FILE
         left = _read(file)
+        signing_key = environment.get("REELGATE_SIGNING_KEY")
         key = environment.get("REELGATE_API_KEY") or (left.api_key if left else None)
-        if not key:
+        if not key and not signing_key:
             raise MissingKeyError(
-                f"no API key: set REELGATE_API_KEY (and REELGATE_URL), or start `reelgate dev`; no {file}"
+                "no API key: set REELGATE_API_KEY or REELGATE_SIGNING_KEY (and REELGATE_URL), or start `reelgate dev`; "
+                f"no {file}"
             )
         return cls(
-            url=(environment.get("REELGATE_URL") or (left.url if left else DEFAULT_URL)).rstrip("/"), api_key=key
+            url=(environment.get("REELGATE_URL") or (left.url if left else DEFAULT_URL)).rstrip("/"),
+            api_key=key,
+            signing_key=signing_key,
         )
+
+    def auth(self) -> httpx.Auth:
+        """What shows the gateway who asks.
+
+        Raises:
+            MissingKeyError: the signing key is malformed.
+        """
+        if self.signing_key is None:
+            return _Bearer(self.api_key or "")
+        try:
+            return RequestSigner(self.signing_key)
+        except MalformedSignatureError as error:
+            raise MissingKeyError(f"REELGATE_SIGNING_KEY: {error}") from error
+
+
+class _Bearer(httpx.Auth):
+    """Shows the key itself."""
+
+    def __init__(self, api_key: str) -> None:
+        self._api_key = api_key
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Add the key."""
+        request.headers["Authorization"] = f"Bearer {self._api_key}"
+        yield request
 
 
 def _read(file: Path) -> AccessFile | None:
@@ -106,6 +142,16 @@ class Reading:
     """Seconds that the gateway suggests until the next one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamedEvent:
+    """One event of a stream."""
+
+    id: str
+    name: str
+    data: str
+    """JSON."""
+
+
 class Gateway:
     """Calls of the HTTP API.
 
@@ -117,7 +163,7 @@ class Gateway:
         self._url = access.url
         self._http = httpx.Client(
             base_url=f"{access.url}/api/v1",
-            headers={"authorization": f"Bearer {access.api_key}"},
+            auth=access.auth(),
             timeout=_TIMEOUT,
             # The key goes to the gateway and nowhere else.
             follow_redirects=False,
@@ -152,9 +198,85 @@ class Gateway:
         """Cancel a task; returns it as it is then."""
         return self._parse(Task, self._call("POST", f"/tasks/{task_id}/cancel", json={"mode": mode}))
 
+    def retry(self, task_id: str) -> tuple[Task, bool]:
+        """Run an ended task again; returns the new task and whether it had been started before."""
+        reply = self._call("POST", f"/tasks/{task_id}/retry")
+        return self._parse(Task, reply), reply.headers.get("idempotency-replayed") == "true"
+
+    def delete(self, task_id: str) -> None:
+        """Delete a task."""
+        self._call("DELETE", f"/tasks/{task_id}")
+
+    def timeline(self, task_id: str) -> TaskTimeline:
+        """The way of a task."""
+        return self._parse(TaskTimeline, self._call("GET", f"/tasks/{task_id}/timeline"))
+
+    def callback(self, task_id: str) -> TaskCallback:
+        """The deliveries of a task."""
+        return self._parse(TaskCallback, self._call("GET", f"/tasks/{task_id}/callback"))
+
+    def redeliver(self, task_id: str) -> TaskCallback:
+        """Send the callback of a task again."""
+        return self._parse(TaskCallback, self._call("POST", f"/tasks/{task_id}/callback/redeliver"))
+
+    def redeliver_range(self, wanted: Mapping[str, object]) -> RedeliveryPage:
+        """Send one page of the callbacks of a time again."""
+        return self._parse(RedeliveryPage, self._call("POST", "/callbacks/redeliver", json=wanted))
+
+    def test_callback(self, url: str) -> CallbackTestResult:
+        """Send a signed sample."""
+        return self._parse(CallbackTestResult, self._call("POST", "/callbacks/test", json={"url": url}))
+
+    def submit_batch(self, fields: Mapping[str, object], *, idempotency_key: str | None = None) -> tuple[Batch, bool]:
+        """Submit a batch; returns it and whether it is one that existed before."""
+        headers = {"idempotency-key": idempotency_key} if idempotency_key else {}
+        reply = self._call("POST", "/batches", json=fields, headers=headers)
+        return self._parse(Batch, reply), reply.headers.get("idempotency-replayed") == "true"
+
+    def batch(self, batch_id: str) -> tuple[Batch, float | None]:
+        """Read a batch; returns it and the seconds that the gateway suggests until the next time."""
+        reply = self._call("GET", f"/batches/{batch_id}")
+        return self._parse(Batch, reply), _seconds(reply.headers.get("retry-after"))
+
+    def cancel_batch(self, batch_id: str, mode: CancelMode) -> Batch:
+        """Cancel the rest of a batch; returns it as it is then."""
+        return self._parse(Batch, self._call("POST", f"/batches/{batch_id}/cancel", json={"mode": mode}))
+
     def models(self) -> ModelList:
         """The catalogue."""
         return self._parse(ModelList, self._call("GET", "/models"))
+
+    def tasks(self, query: Mapping[str, str]) -> TaskList:
+        """One page of the key's own tasks."""
+        return self._parse(TaskList, self._call("GET", "/tasks", params=query))
+
+    def queues(self) -> QueueList:
+        """What waits for GPUs."""
+        return self._parse(QueueList, self._call("GET", "/queues"))
+
+    def stats(self) -> Stats:
+        """Tasks by state."""
+        return self._parse(Stats, self._call("GET", "/stats"))
+
+    def workers(self) -> WorkerList:
+        """All workers; for operators."""
+        return self._parse(WorkerList, self._call("GET", "/workers"))
+
+    def events(self, task_id: str, last: str | None = None) -> Iterator[StreamedEvent]:
+        """Events of a task as they come, from the beginning or behind `last`, until the gateway ends the stream."""
+        headers = {"last-event-id": last} if last else {}
+        with self._explained(), self._http.stream("GET", f"/tasks/{task_id}/events", headers=headers) as reply:
+            if reply.is_error:
+                reply.read()
+                raise self._problem(reply)
+            fields: dict[str, str] = {}
+            for line in reply.iter_lines():
+                name, _, value = line.partition(": ")
+                if name:
+                    fields[name] = value
+                elif line == "" and "data" in fields:
+                    yield StreamedEvent(id=fields.get("id", ""), name=fields.get("event", ""), data=fields["data"])
+                    fields = {}
 
     def usage(self) -> Usage:
         """What the key's own user holds, has left and has used."""

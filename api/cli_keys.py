@@ -63,7 +63,7 @@ def rotate_secret(file: Path | None, tenant: str) -> int:
 def _show(new: NewKey) -> None:
     out.print(f"API key          {new.token}", markup=False)
     if new.key.signing_secret is not None:
-        out.print(f"signing secret   {new.key.signing_secret}", markup=False)
+        out.print(f"signing key      {new.key.key_id}:{new.key.signing_secret}", markup=False)
     if new.callback_secret is not None:
         out.print(f"callback secret  {new.callback_secret}", markup=False)
     out.print(f"id {new.key.key_id}, tenant {new.key.tenant}, scope {new.key.scope}, tier {new.key.tier}", markup=False)

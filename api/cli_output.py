@@ -8,6 +8,8 @@ from rich.console import Console
 
 EXIT_NO_CLIP: Final = 1
 """The task ended without a clip."""
+EXIT_NO_DELIVERY: Final = 1
+"""The receiver did not take the sample."""
 EXIT_REFUSED: Final = 3
 """The gateway refused the request."""
 EXIT_UNREACHABLE: Final = 4

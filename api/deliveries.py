@@ -47,6 +47,7 @@ class DeliveryState:
 
     number: int
     """0: the one that the job started; n: the n-th redelivery."""
+    run_id: str
     record: CallbackRecord
     started_at: datetime
     is_open: bool
@@ -215,7 +216,9 @@ class Deliveries:
             delivered = record.status is CallbackStatus.SUCCEEDED
             status = CallbackStatus.SUCCEEDED if delivered else CallbackStatus.FAILED
             record = replace(record, status=status, next_attempt_at=None)
-        return DeliveryState(number=number, record=record, started_at=description.start_time, is_open=is_open)
+        return DeliveryState(
+            number=number, run_id=description.run_id, record=record, started_at=description.start_time, is_open=is_open
+        )
 
 
 def has_event(job: Job) -> bool:

@@ -27,8 +27,9 @@ import httpx
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from api.cli_client import CLIENT_FILE, Access, AccessFile, Gateway
+from api.cli_follow import follow
 from api.cli_output import EXIT_CONFIGURATION, EXIT_NO_CLIP, CommandError, out
-from api.cli_tasks import explained, follow
+from api.cli_tasks import explained
 from api.dev_stack import TENANT
 from api.schemas import Task
 from workers.keys import KeyRing
@@ -167,7 +168,7 @@ def _make_clip(access: AccessFile, callback_url: str, output: Path, say: _Clock)
         accepted, _ = gate.submit({"prompt": PROMPT, "callback_url": callback_url})
         say(f'accepted "{PROMPT}" as task {accepted.task_id}')
         say(f"Web UI {accepted.links.web_ui}")
-        task = follow(gate, accepted.task_id, quiet=True, on_change=lambda seen: say(f"state {seen.status}"))
+        task = follow(gate, accepted.task_id, quiet=True, on_change=lambda state: say(f"state {state}"))
         if task.status is not TaskStatus.SUCCEEDED or task.result_url is None or task.poster_url is None:
             raise CommandError(f"the task ended {task.status}: {task.error_code} {task.error_message}", EXIT_NO_CLIP)
         output.mkdir(parents=True, exist_ok=True)

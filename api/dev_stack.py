@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -87,18 +88,25 @@ async def running_stack(data_dir: Path, ports: Ports, supervisor: Supervisor) ->
         chosen = ports.chosen()
         settings = _settings(data_dir, chosen)
         access, new_key = _prepare_files(settings)
+        # The Web UI has no log-in: what it shows in clear text, it gets by this token, a new one at each start.
+        codec_token = secrets.token_urlsafe(32)
         server = DevServer(
-            state_file=settings.data_dir / "temporal.db", port=chosen.temporal, ui_port=chosen.ui, host=HOST
+            state_file=settings.data_dir / "temporal.db",
+            port=chosen.temporal,
+            ui_port=chosen.ui,
+            host=HOST,
+            ui_codec_endpoint=f"{settings.public_url}/api/v1/codec/{codec_token}",
         )
         await server.check_ports()
         try:
             environment = _environment(settings)
+            api_environment = {**environment, "REELGATE_CODEC_PATH_TOKEN": codec_token}
             await supervisor.start(_program("temporal", server.command(), environment, level=0))
             await server.wait_until_ready(timeout=_READY_WITHIN)
             await server.prepare(retention=settings.retention)
             for name in ("control", "callback", "gpu"):
                 await supervisor.start(_program(name, (*_REELGATE, "worker", name), environment, level=1))
-            await supervisor.start(_program("api", (*_REELGATE, "api"), environment, level=2))
+            await supervisor.start(_program("api", (*_REELGATE, "api"), api_environment, level=2))
             await _wait_until_ready(settings)
             yield DevStack(
                 settings=settings,
@@ -147,7 +155,11 @@ def _settings(data_dir: Path, ports: Ports) -> Settings:
 def _environment(settings: Settings) -> Mapping[str, str]:
     # Variables of a Temporal profile are for other servers than ours.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
-    defaults = {"REELGATE_EXTRA_MODELS": DEV_MODELS, "REELGATE_WORKER_DRAIN_SECONDS": DRAIN_SECONDS}
+    defaults = {
+        "REELGATE_EXTRA_MODELS": DEV_MODELS,
+        "REELGATE_WORKER_DRAIN_SECONDS": DRAIN_SECONDS,
+        "REELGATE_WORKER_HEALTH_PORT": "0",
+    }
     decided = {
         "REELGATE_ENVIRONMENT": settings.environment,
         "REELGATE_DATA_DIR": str(settings.data_dir),

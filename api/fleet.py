@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -15,9 +16,9 @@ from temporalio.api.workflowservice.v1 import ListWorkersRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.inference.pool import SLOTS_PER_DEVICE
+from api.model_health import ModelHealth
 from api.problems import TemporalUnavailableError
-from api.schemas import PoolState
+from api.schemas import ModelServing, PoolState
 from api.temporal_calls import bounded
 from workflows import naming
 
@@ -31,6 +32,7 @@ _PAGE: Final = 500
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     state: PoolState
+    models: Mapping[str, ModelServing]
     until: float
 
 
@@ -40,49 +42,71 @@ class Fleet:
     Args:
         client: asked at most once per pool and `CACHE_SECONDS`.
         heartbeat: how often workers report.
+        slots_per_device: tasks in PROCESSING per device, as the workers are set.
     """
 
-    def __init__(self, client: Client, *, heartbeat: timedelta) -> None:
+    def __init__(self, client: Client, *, heartbeat: timedelta, slots_per_device: float = 1.5) -> None:
         self._client = client
         self._silence = heartbeat * _MISSED_BEATS
+        self._slots_per_device = slots_per_device
+        self._health = ModelHealth()
         self._seen: dict[str, _Seen] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
+    async def aclose(self) -> None:
+        """Close what was opened to ask."""
+        await self._health.aclose()
+
     async def pool(self, name: str) -> PoolState:
         """State of a pool; `unknown` when Temporal does not say."""
+        return (await self._look(name)).state
+
+    async def model(self, name: str, *, pool: str) -> ModelServing:
+        """Whether a model is loaded on a live worker of its pool."""
+        seen = await self._look(pool)
+        if name in seen.models:
+            return seen.models[name]
+        return ModelServing(state="NO_WORKER" if seen.state.state == "no_worker" else "UNKNOWN", reason=None)
+
+    async def _look(self, name: str) -> _Seen:
         # One question at a time: a hundred readers of one pool make one call.
         async with self._locks.setdefault(name, asyncio.Lock()):
             seen = self._seen.get(name)
             if seen is None or seen.until < time.monotonic():
-                seen = _Seen(state=await self._ask(name), until=time.monotonic() + CACHE_SECONDS)
-                self._seen[name] = seen
-            return seen.state
+                seen = self._seen[name] = await self._ask(name)
+            return seen
 
-    async def _ask(self, pool: str) -> PoolState:
+    async def _ask(self, pool: str) -> _Seen:
         request = ListWorkersRequest(
             namespace=self._client.namespace, page_size=_PAGE, query=f"TaskQueue='{naming.gpu_queue(pool)}'"
         )
         try:
             reply = await bounded(lambda: self._client.workflow_service.list_workers(request), limit=_CALL_LIMIT)
         except (TemporalUnavailableError, RPCError):
-            return PoolState(pool=pool, state="unknown", workers=None, slots=None)
+            unknown = PoolState(pool=pool, state="unknown", workers=None, slots=None)
+            return _Seen(state=unknown, models={}, until=time.monotonic() + CACHE_SECONDS)
         live = [info.worker_heartbeat for info in reply.workers_info if self._is_live(info.worker_heartbeat)]
-        return PoolState(
+        state = PoolState(
             pool=pool,
             state="live" if live else "no_worker",
             workers=len(live),
-            slots=sum(map(_slots, live)),
+            slots=sum(self.slots(beat) for beat in live),
         )
+        models = await self._health.of(beat.worker_identity for beat in live)
+        return _Seen(state=state, models=models, until=time.monotonic() + CACHE_SECONDS)
 
     def _is_live(self, beat: WorkerHeartbeat) -> bool:
-        age = datetime.now(UTC) - beat.heartbeat_time.ToDatetime(tzinfo=UTC)
-        return beat.status == WorkerStatus.WORKER_STATUS_RUNNING and age < self._silence
+        return beat.status == WorkerStatus.WORKER_STATUS_RUNNING and not self.is_silent(beat)
 
+    def is_silent(self, beat: WorkerHeartbeat) -> bool:
+        """Whether a worker has not reported for so long that it is gone, or cut off."""
+        return datetime.now(UTC) - beat.heartbeat_time.ToDatetime(tzinfo=UTC) >= self._silence
 
-def _slots(beat: WorkerHeartbeat) -> int:
-    slots = beat.activity_task_slots_info
-    if slots.slot_supplier_kind == "Fixed":
-        return slots.current_available_slots + slots.current_used_slots
-    # Slots that follow the GPUs are not reported; the worker's identity lists its devices.
-    devices = beat.worker_identity.partition("/")[2].partition(" ")[0].split(",")
-    return math.ceil(len(devices) * SLOTS_PER_DEVICE)
+    def slots(self, beat: WorkerHeartbeat) -> int:
+        """Activities that a worker takes at a time."""
+        slots = beat.activity_task_slots_info
+        if slots.slot_supplier_kind == "Fixed":
+            return slots.current_available_slots + slots.current_used_slots
+        # Slots that follow the GPUs are not reported; the worker's identity lists its devices.
+        devices = beat.worker_identity.partition("/")[2].partition(" ")[0].split(",")
+        return math.ceil(len(devices) * self._slots_per_device)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
+from functools import partial
 from typing import Final, TypeVar
 from uuid import uuid4
 
@@ -28,17 +29,9 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import (
-    Priority,
-    SearchAttributePair,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
-from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from api.job_description import details, summary
+from activities.job_start import start_job
 from api.problems import ControlUnavailableError, TemporalUnavailableError
 from api.temporal_calls import bounded
 from workflows import naming
@@ -86,6 +79,8 @@ class PendingAttempt:
     """None: no worker took it yet."""
     progress: Progress | None
     """The last heartbeat."""
+    worker_identity: str | None = None
+    """The worker that runs it, by the name in fleet views; None: no worker took it yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +91,8 @@ class Job:
     status: TaskStatus
     """The search attribute, which the workflow sets; stale in a run that was ended from outside."""
     opened_at: datetime
+    run_id: str = ""
+    """Empty for a job that was just started."""
     closing: Closing | None = None
     """None: the run is open."""
     closed_at: datetime | None = None
@@ -156,6 +153,7 @@ class Jobs:
             request=request,
             status=TaskStatus(status) if status else TaskStatus.QUEUED,
             opened_at=execution.start_time,
+            run_id=execution.run_id,
             closing=_CLOSINGS[execution.status] if execution.status is not None and closed else None,
             closed_at=execution.close_time,
             record=await execution.memo_value(naming.MEMO_RECORD, None, type_hint=TaskRecord),
@@ -168,41 +166,7 @@ class Jobs:
         Raises:
             TemporalUnavailableError: no answer in time. The job may have been started nevertheless.
         """
-        user = naming.user_hash(request.user)
-        attributes = [
-            SearchAttributePair(naming.TASK_STATUS, TaskStatus.QUEUED),
-            SearchAttributePair(naming.USER_ID, user),
-            SearchAttributePair(naming.MODEL, request.parameters.model),
-            *([SearchAttributePair(naming.BATCH_ID, request.batch_id)] if request.batch_id else []),
-        ]
-
-        async def start() -> bool:
-            handle = await self._client.start_workflow(
-                GenerationWorkflow.run,
-                request,
-                id=request.task_id,
-                task_queue=naming.CONTROL_QUEUE,
-                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                priority=Priority(
-                    priority_key=naming.PRIORITY_KEYS[request.priority],
-                    fairness_key=user,
-                    fairness_weight=request.fairness_weight,
-                ),
-                memo={naming.MEMO_REQUEST: request},
-                search_attributes=TypedSearchAttributes(attributes),
-                static_summary=summary(request),
-                static_details=details(request),
-            )
-            # Only the raw reply says whether the run is new; a describe to find out would cost a round trip
-            # of every submission.
-            reply = handle._start_workflow_response  # noqa: SLF001
-            return reply is None or reply.started
-
-        try:
-            return await bounded(start, limit=self._limit)
-        except WorkflowAlreadyStartedError:
-            return False
+        return await bounded(partial(start_job, self._client, request), limit=self._limit)
 
     async def cancel(self, task_id: str) -> None:
         """Send a Temporal cancel: hard. Answers the same for a run that has closed.
@@ -306,6 +270,7 @@ class Jobs:
         return PendingAttempt(
             started_at=activity.last_started_time.ToDatetime(tzinfo=UTC) if started else None,
             progress=await self._progress(activity) if activity.heartbeat_details.payloads else None,
+            worker_identity=activity.last_worker_identity or None if started else None,
         )
 
     async def _progress(self, activity: PendingActivityInfo) -> Progress | None:

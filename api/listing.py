@@ -60,7 +60,7 @@ class Listing:
 def _query(user: str, wanted: TaskQuery) -> str:
     parts = ["WorkflowType = 'GenerationWorkflow'", f"UserId = '{user}'"]
     if wanted.status is not None:
-        parts.append(_status(wanted.status))
+        parts.append(status_filter(wanted.status))
     if wanted.created_after is not None:
         parts.append(f"StartTime >= '{_time(wanted.created_after)}'")
     if wanted.created_before is not None:
@@ -72,8 +72,11 @@ def _query(user: str, wanted: TaskQuery) -> str:
     return " AND ".join(parts)
 
 
-def _status(status: TaskStatus) -> str:
-    """Runs that were ended from outside keep the attribute of their last moment; they read as CANCELED."""
+def status_filter(status: TaskStatus) -> str:
+    """The part of a query that finds the tasks that read as `status`.
+
+    Runs that were ended from outside keep the attribute of their last moment; they read as CANCELED.
+    """
     own = f"TaskStatus = '{status}'"
     if status in OPEN:
         return f"({own} AND ExecutionStatus = 'Running')"

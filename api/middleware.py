@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+from secrets import token_hex
 from typing import Final
-from uuid import uuid4
 
 import structlog
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import BodyTooLargeError, InternalError
+from workers.telemetry import REDACTED
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 SECURITY_HEADERS: Final = {
@@ -25,12 +26,29 @@ SECURITY_HEADERS: Final = {
 
 _REQUEST_ID_HEADER: Final = REQUEST_ID_HEADER.lower().encode()
 _REQUEST_ID: Final = "reelgate.request_id"
+UNLOGGED: Final = "reelgate.unlogged"
+"""Set in the scope of a request that is worth a line in the debug log only."""
 _USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CODEC_TOKEN = re.compile(r"/api/v1/codec/(?!decode\Z).*", re.DOTALL)
 _DOCS: Final = ("/docs", "/redoc")
 _QUIET: Final = ("/healthz", "/readyz", "/metrics")
 _SERVER_ERROR: Final = 500
 
-_log = structlog.stdlib.get_logger("api.access")
+_ACCESS_LOG: Final = logging.getLogger("api.access")
+_log = structlog.stdlib.get_logger(_ACCESS_LOG.name)
+
+
+def logged_path(path: str) -> str:
+    """A path as it may be written down."""
+    return _CODEC_TOKEN.sub(f"/api/v1/codec/{REDACTED}/decode", path)
+
+
+def header(scope: Scope, name: bytes) -> str:
+    """A header of a request, without the objects that frameworks make of all of them; "" when it is not there."""
+    for given, value in scope["headers"]:
+        if given == name:
+            return str(value, "latin-1")
+    return ""
 
 
 def request_id(scope: Scope) -> str | None:
@@ -42,7 +60,7 @@ def request_id(scope: Scope) -> str | None:
 class RequestContext:
     """Names each request, logs it in one line, adds security headers and answers what nobody else caught.
 
-    The line has the path without its query: signatures of links are in there, and prompts never are.
+    The line has the path without its query, where signatures of links are, and without the codec's token.
     """
 
     def __init__(self, app: ASGIApp, *, https: bool) -> None:
@@ -58,8 +76,8 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        name = given if _USABLE_ID.fullmatch(given) else uuid4().hex
+        given = header(scope, _REQUEST_ID_HEADER)
+        name = given if _USABLE_ID.fullmatch(given) else token_hex(16)
         scope[_REQUEST_ID] = name
         started_at, status = time.perf_counter(), 0
 
@@ -74,21 +92,27 @@ class RequestContext:
             try:
                 await self._app(scope, receive, send_with_headers)
             except Exception:
-                _log.exception("request_failed", method=scope["method"], path=scope["path"])
+                _log.exception("request_failed", method=scope["method"], path=logged_path(scope["path"]))
                 if status:
                     # Half an answer is out: only a broken connection tells the client.
                     raise
                 await InternalError(name).response()(scope, receive, send_with_headers)
             finally:
-                log = _log.debug if scope["path"] in _QUIET and status < _SERVER_ERROR else _log.info
-                log(
-                    "request",
-                    method=scope["method"],
-                    path=scope["path"],
-                    status=int(status),
-                    duration_ms=round((time.perf_counter() - started_at) * 1_000, 1),
-                    key_id=scope.get("reelgate.key_id"),
-                )
+                self._log_request(scope, int(status), time.perf_counter() - started_at)
+
+    def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
+        quiet = (UNLOGGED in scope or scope["path"] in _QUIET) and status < _SERVER_ERROR
+        if quiet and not _ACCESS_LOG.isEnabledFor(logging.DEBUG):
+            return
+        log = _log.debug if quiet else _log.info
+        log(
+            "request",
+            method=scope["method"],
+            path=logged_path(scope["path"]),
+            status=status,
+            duration_ms=round(seconds * 1_000, 1),
+            key_id=scope.get("reelgate.key_id"),
+        )
 
     def _add_headers(self, message: Message, path: str, name: str) -> None:
         headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
@@ -113,7 +137,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
+        announced = header(scope, b"content-length")
         if announced.isascii() and announced.isdigit() and int(announced) > self._max_bytes:
             await self._too_large().response()(scope, receive, send)
             return

@@ -47,7 +47,7 @@ def install_problem_handlers(app: FastAPI) -> None:
 
 def validation_problem(errors: Sequence[Mapping[str, Any]]) -> GatewayError:
     """The problem for pydantic's errors: fields, rules and messages, never the values sent."""
-    named = [_field_error(error) for error in errors[:_MAX_ERRORS]]
+    named = [field_error(error) for error in errors[:_MAX_ERRORS]]
     names = ", ".join(dict.fromkeys(error.field for error in named))
     return ValidationFailedError(f"These fields break rules: {names}.", errors=named)
 
@@ -99,7 +99,8 @@ def _is_json(request: Request) -> bool:
     return media_type.startswith("application/") and media_type.endswith(("/json", "+json"))
 
 
-def _field_error(error: Mapping[str, Any]) -> FieldError:
+def field_error(error: Mapping[str, Any]) -> FieldError:
+    """One of pydantic's errors: field, rule and message, never the value sent."""
     place = [part for part in error["loc"] if part not in _PLACES] if error["loc"] else []
     blamed = error.get("ctx", {}).get("field")
     field = str(blamed) if blamed else ".".join(map(str, place)) or "body"

@@ -37,10 +37,13 @@ class ProblemCode(StrEnum):
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
     TASK_TERMINAL = "TASK_TERMINAL"
     TASK_NOT_TERMINAL = "TASK_NOT_TERMINAL"
+    BATCH_NOT_FOUND = "BATCH_NOT_FOUND"
+    BATCH_TERMINAL = "BATCH_TERMINAL"
     CALLBACK_NOT_FOUND = "CALLBACK_NOT_FOUND"
     RESULT_NOT_FOUND = "RESULT_NOT_FOUND"
     RESULT_EXPIRED = "RESULT_EXPIRED"
     RANGE_NOT_SATISFIABLE = "RANGE_NOT_SATISFIABLE"
+    PAYLOAD_UNREADABLE = "PAYLOAD_UNREADABLE"
     TOO_MANY_PENDING_TASKS = "TOO_MANY_PENDING_TASKS"
     RATE_LIMITED = "RATE_LIMITED"
     QUOTA_EXHAUSTED = "QUOTA_EXHAUSTED"
@@ -172,7 +175,7 @@ class UnauthenticatedError(GatewayError):
     status, code, title = HTTPStatus.UNAUTHORIZED, ProblemCode.UNAUTHENTICATED, "An API key is required"
 
     def __init__(self, detail: str) -> None:
-        super().__init__(detail, headers={"WWW-Authenticate": 'Bearer realm="reelgate"'})
+        super().__init__(detail, headers={"WWW-Authenticate": 'Bearer realm="reelgate", HMAC-SHA256 realm="reelgate"'})
 
 
 class ForbiddenError(GatewayError):
@@ -221,6 +224,21 @@ class TaskNotTerminalError(GatewayError):
     status, code, title = HTTPStatus.CONFLICT, ProblemCode.TASK_NOT_TERMINAL, "The task has not ended"
 
 
+class BatchNotFoundError(GatewayError):
+    """No such batch, or another user's."""
+
+    status, code, title = HTTPStatus.NOT_FOUND, ProblemCode.BATCH_NOT_FOUND, "There is no such batch"
+
+    def __init__(self) -> None:
+        super().__init__("No batch of yours has this id, or it is older than the retention.")
+
+
+class BatchTerminalError(GatewayError):
+    """The batch has ended already."""
+
+    status, code, title = HTTPStatus.CONFLICT, ProblemCode.BATCH_TERMINAL, "The batch has ended"
+
+
 class CallbackNotFoundError(GatewayError):
     """The task has no callback."""
 
@@ -244,6 +262,12 @@ class RangeNotSatisfiableError(GatewayError):
 
     status, code = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, ProblemCode.RANGE_NOT_SATISFIABLE
     title = "The range lies behind the end of the file"
+
+
+class PayloadUnreadableError(GatewayError):
+    """A payload was encrypted with a key that is not here, or was tampered with."""
+
+    status, code, title = HTTPStatus.UNPROCESSABLE_ENTITY, ProblemCode.PAYLOAD_UNREADABLE, "A payload does not decode"
 
 
 class TooManyPendingTasksError(GatewayError):

@@ -7,25 +7,31 @@ neither Temporal nor us more than a look-up.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Final
 
 from api.auth import Caller
 from api.fleet import Fleet
 from api.jobs import Delivery, Job, Jobs
 from api.problems import TaskNotFoundError
+from api.queue_statistics import Queues
 from api.schemas import Task, TaskQueue
 from api.task_view import TaskViews, outcome_of
+from api.waiting import Waiting
 from workflows.states import TaskStatus
 from workflows.tasks import User
 
 CLOSED_SECONDS: Final = 60.0
 DELIVERING_SECONDS: Final = 5.0
 MAX_REMEMBERED: Final = 10_000
+CACHE_CONTROL: Final = "private, no-cache"
 
 _POLL_STEPS: Final = ((30.0, 2), (120.0, 5))
 _POLL_SLOWEST: Final = 10
@@ -44,6 +50,20 @@ class Reading:
     etag: str
     retry_after_seconds: int | None
     """When to ask again; None for a task that has ended."""
+
+    @cached_property
+    def validator_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """What comes with the body, and with the news that it has not changed."""
+        headers = [(b"etag", self.etag.encode()), (b"cache-control", CACHE_CONTROL.encode())]
+        if self.retry_after_seconds is not None:
+            headers.append((b"retry-after", str(self.retry_after_seconds).encode()))
+        return tuple(headers)
+
+    @cached_property
+    def full_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """What comes with the body."""
+        about = (b"content-length", str(len(self.body)).encode()), (b"content-type", b"application/json")
+        return (*self.validator_headers, *about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +86,12 @@ def poll_interval(age_seconds: float) -> int:
 class Readings:
     """Answers reads of single tasks."""
 
-    def __init__(self, *, jobs: Jobs, views: TaskViews, fleet: Fleet) -> None:
+    def __init__(self, *, jobs: Jobs, views: TaskViews, fleet: Fleet, queues: Queues, waiting: Waiting) -> None:
         self._jobs = jobs
         self._views = views
         self._fleet = fleet
+        self._queues = queues
+        self._waiting = waiting
         self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
 
     async def task(self, caller: Caller, task_id: str) -> Reading:
@@ -121,7 +143,7 @@ class Readings:
 
     async def of(self, job: Job) -> Reading:
         """The reading of a job that was just described."""
-        return self._render(job, await self._delivery(job), await self._queue(job))
+        return self._render(job, await self._delivery(job), await self._queue(job, patient=False))
 
     def forget(self, task_id: str) -> None:
         """Drop what is remembered of a task."""
@@ -144,6 +166,7 @@ class Readings:
         reading = self._render(job, delivery, await self._queue(job))
         if job.closing is not None:
             settled = delivery is None or delivery.is_final
+            job_until = min(job_until, now + _seconds_to_expiry(job))
             self._remember(
                 task_id, reading, job_until if settled else min(job_until, now + DELIVERING_SECONDS), job_until
             )
@@ -160,12 +183,20 @@ class Readings:
             return None
         return await self._jobs.delivery(job.request.task_id)
 
-    async def _queue(self, job: Job) -> TaskQueue | None:
+    async def _queue(self, job: Job, *, patient: bool = True) -> TaskQueue | None:
         if job.closing is not None or outcome_of(job).status is not TaskStatus.QUEUED:
             return None
-        pool = await self._fleet.pool(job.request.pool)
-        live_slots = 0 if pool.state == "no_worker" else pool.slots
-        return TaskQueue(position=None, estimated_start_seconds=None, live_slots=live_slots)
+        name = job.request.pool
+        pool, position, length = await asyncio.gather(
+            self._fleet.pool(name),
+            self._waiting.position(name, job.opened_at, patient=patient),
+            self._queues.length(name),
+        )
+        seconds = None
+        if position is not None and length is not None and pool.slots:
+            # A slot is free every so often: the first in the line waits for one of those moments.
+            seconds = round((position + 1) * length.processing_seconds / pool.slots, 1)
+        return TaskQueue(position=position, estimated_start_seconds=seconds, live_slots=pool.slots)
 
     def _render(self, job: Job, delivery: Delivery | None, queue: TaskQueue | None) -> Reading:
         task = self._views.task(job, delivery=delivery, queue=queue)
@@ -178,6 +209,13 @@ class Readings:
             etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
             retry_after_seconds=None if task.is_terminal else poll_interval(age),
         )
+
+
+def _seconds_to_expiry(job: Job) -> float:
+    """Until the task has to say that its clip is no longer there; without end when it says so, or has none."""
+    artifact = job.record.artifact if job.record else None
+    seconds = (artifact.expires_at - datetime.now(UTC)).total_seconds() if artifact else math.inf
+    return seconds if seconds > 0 else math.inf
 
 
 def _owns(user: User, job: Job) -> bool:

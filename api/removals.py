@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -31,14 +31,17 @@ from workflows.admission import AdmissionWorkflow
 from workflows.tasks import GenerationInput
 
 GONE_WITHIN: Final = timedelta(seconds=5)
-"""Temporal deletes a run a moment after it was asked to."""
+"""Temporal deletes a run a moment after it was asked to: half a minute after, where the server setting
+`history.transferProcessorEnsureCloseBeforeDelete` is not off."""
+PARENT_HEARS_WITHIN: Final = timedelta(seconds=1)
+"""Deleted in the moment of its close, a run may take the news of it to its parent along."""
 _LOOK_AGAIN_SECONDS: Final = 0.05
 _TERMINATE_REASON: Final = "deleted by its owner"
 
 _log = structlog.stdlib.get_logger(__name__)
 
 _Run = tuple[str, str]
-"""Workflow id and run id; an empty run id is the newest run."""
+"""Workflow id and run id. Always both: the same request sent again may start a new run under the same id."""
 
 
 class Removals:
@@ -87,15 +90,14 @@ class Removals:
             await self._remove_objects(job.request)
         except StoreUnavailableError as error:
             raise StorageUnavailableError from error
-        await self._delete_runs(task_id)
+        if job.request.batch_id is not None and job.closed_at is not None:
+            since_close = datetime.now(UTC) - job.closed_at
+            await asyncio.sleep(max(0.0, (PARENT_HEARS_WITHIN - since_close).total_seconds()))
+        await self._delete_runs(job)
         self._readings.forget(task_id)
         _log.info("task_deleted", task_id=task_id, user_id=naming.user_hash(job.request.user))
-        # An attempt that had asked whether it may publish just before its run was terminated can have published
-        # since. No other can: it finds no run.
-        try:
-            await self._remove_objects(job.request)
-        except StoreUnavailableError:
-            _log.warning("late_objects_kept", task_id=task_id)
+        if job.closing is Closing.ENDED_FROM_OUTSIDE:
+            await self._remove_late_clip(job.request)
 
     async def _stopped(self, job: Job) -> Job:
         """The job once it is closed: by a hard cancel, else by force."""
@@ -140,15 +142,27 @@ class Removals:
         if request.parameters.image_key is not None:
             await self._store.delete([request.parameters.image_key])
 
-    async def _delete_runs(self, task_id: str) -> None:
+    async def _remove_late_clip(self, request: GenerationInput) -> None:
+        """An attempt that asked whether it may publish just before its run was terminated can have published since.
+
+        No other can: it finds no run.
+        """
+        try:
+            await self._artifacts.remove_all(request.artifact_key)
+        except StoreUnavailableError:
+            _log.warning("late_clip_kept", task_id=request.task_id)
+
+    async def _delete_runs(self, job: Job) -> None:
         """Delete the deliveries, then the job, earlier runs of a `reset` or a continue-as-new included."""
+        task_id = job.request.task_id
         listed = await bounded(partial(self._listed_runs, task_id), limit=self._limit)
         # The list may lag behind; what is newest is found by its id.
-        numbers = [delivery.number for delivery in await self._deliveries.of_task(task_id)]
-        newest = [(naming.callback_id(task_id, number), "") for number in numbers]
-        deliveries = {run for run in (*listed, *newest) if run[0] != task_id}
-        await self._delete_all(deliveries)
-        await self._delete_all({run for run in listed if run[0] == task_id} | {(task_id, "")})
+        deliveries = {
+            (naming.callback_id(task_id, delivery.number), delivery.run_id)
+            for delivery in await self._deliveries.of_task(task_id)
+        }
+        await self._delete_all(deliveries | {run for run in listed if run[0] != task_id})
+        await self._delete_all({(task_id, job.run_id)} | {run for run in listed if run[0] == task_id})
 
     async def _listed_runs(self, task_id: str) -> list[_Run]:
         query = f"WorkflowId = '{task_id}' OR WorkflowId STARTS_WITH '{naming.callback_id(task_id)}'"
@@ -159,7 +173,7 @@ class Removals:
         until = time.monotonic() + GONE_WITHIN.total_seconds()
         while any(await asyncio.gather(*(self._exists(*run) for run in runs))):
             if time.monotonic() > until:
-                raise TemporalUnavailableError("Temporal has not deleted the task yet; delete it again.")
+                raise TemporalUnavailableError("Temporal is still deleting the task; ask again until it is not found.")
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _delete(self, workflow_id: str, run_id: str) -> None:
@@ -171,7 +185,7 @@ class Removals:
             await bounded(partial(self._client.workflow_service.delete_workflow_execution, request), limit=self._limit)
 
     async def _exists(self, workflow_id: str, run_id: str) -> bool:
-        handle = self._client.get_workflow_handle(workflow_id, run_id=run_id or None)
+        handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
         try:
             await bounded(handle.describe, limit=self._limit)
         except RPCError as error:

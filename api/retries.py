@@ -13,7 +13,8 @@ from activities.inference.catalogue import Catalogue
 from activities.inference.catalogue import UnknownModelError as NotInCatalogueError
 from api.auth import Caller
 from api.chains import Chains
-from api.jobs import Job, Jobs
+from api.intake import Intake
+from api.jobs import Job
 from api.problems import (
     FieldError,
     TaskNotTerminalError,
@@ -22,7 +23,7 @@ from api.problems import (
     UnknownModelError,
 )
 from api.readings import Readings
-from api.submission import MAX_ROUNDS, Submissions, Submitted
+from api.submission import MAX_ROUNDS, Submitted
 from api.task_view import outcome_of
 from workflows import naming
 from workflows.states import TaskStatus
@@ -33,10 +34,9 @@ from workflows.tasks import GenerationInput
 class Retries:
     """Retries tasks."""
 
-    jobs: Jobs
     chains: Chains
     readings: Readings
-    submissions: Submissions
+    intake: Intake
     catalogue: Catalogue
 
     async def retry(self, caller: Caller, task_id: str) -> Submitted:
@@ -60,7 +60,7 @@ class Retries:
             if newest is not asked and (newest.closing is None or outcome_of(newest).status is TaskStatus.SUCCEEDED):
                 return Submitted(job=newest, replayed=True)
             request = self.next_request(newest)
-            if await self.submissions.start(caller, request):
+            if await self.intake.start(caller, request):
                 job = Job(request=request, status=TaskStatus.QUEUED, opened_at=request.accepted_at)
                 return Submitted(job=job, replayed=False)
             # Another retry, or the same request sent again, started it in the same moment.

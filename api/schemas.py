@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -61,14 +62,14 @@ UtcTime = Annotated[
 """A time on the wire."""
 
 
-def _rfc3339(value: object) -> object:
-    # A bare number would be taken for Unix time.
-    if isinstance(value, str) and not _RFC3339.match(value):
+def rfc3339(value: object) -> object:
+    """Refuse what is no text with a date and a time; numbers would be taken for Unix time."""
+    if not isinstance(value, datetime) and not (isinstance(value, str) and _RFC3339.match(value)):
         raise PydanticCustomError("rfc3339", "must be a time like 2026-01-31T12:00:00Z")
     return value
 
 
-AskedTime = Annotated[AwareDatetime, BeforeValidator(_rfc3339)]
+AskedTime = Annotated[AwareDatetime, BeforeValidator(rfc3339)]
 
 
 def _text(value: str) -> str:
@@ -200,7 +201,7 @@ class TaskQueue(BaseModel):
 
 
 class TaskResult(BaseModel):
-    """The published clip."""
+    """The published clip. Past `expires_at` it is removed, and `/video` answers 410."""
 
     sha256: str
     bytes: int
@@ -246,7 +247,7 @@ class TaskItem(BaseModel):
         description="Seconds spent in each state. The present state is counted when it ends."
     )
     gpu_seconds: float
-    result_url: str | None
+    result_url: str | None = Field(description="Null until there is a clip, and again when it has expired.")
     poster_url: str | None
     result: TaskResult | None
     error_code: str | None
@@ -256,9 +257,23 @@ class TaskItem(BaseModel):
     links: TaskLinks
 
 
+class WarningCode(StrEnum):
+    """Stable codes of warnings."""
+
+    PROMPT_OUTSIDE_VOCABULARY = "PROMPT_OUTSIDE_VOCABULARY"
+
+
+class TaskWarning(BaseModel):
+    """Something that a client should know about a request that was accepted all the same."""
+
+    code: WarningCode
+    message: str
+
+
 class Task(TaskItem):
     """A task as it stands, with its callback."""
 
+    warnings: list[TaskWarning]
     callback_status: CallbackStatus | None
     callback_attempts: int | None
 
@@ -297,6 +312,15 @@ class PoolState(BaseModel):
     slots: int | None = Field(description="Tasks the live workers take at a time; null: unknown.")
 
 
+class ModelServing(BaseModel):
+    """Whether a model is loaded somewhere."""
+
+    state: Literal["READY", "LOADING", "NOT_LOADED", "FAILED", "NO_WORKER", "UNKNOWN"] = Field(
+        description="The best over the live workers. `NOT_LOADED` loads with its first task; `UNKNOWN`: no health port."
+    )
+    reason: str | None = Field(description="Why it cannot be loaded.")
+
+
 class ModelInfo(BaseModel):
     """A model of the catalogue."""
 
@@ -307,7 +331,12 @@ class ModelInfo(BaseModel):
     revision: str
     default: bool
     parameters: dict[str, Any] = Field(description="What it takes, with its limits and defaults, as JSON Schema.")
+    examples: list[str] = Field(description="Prompts that show what it can do.")
+    vocabulary: dict[str, list[str]] | None = Field(
+        description="The only words that it knows, by topic in the order of a prompt; null: free text."
+    )
     serving: PoolState
+    loaded: ModelServing
 
 
 class ModelList(BaseModel):

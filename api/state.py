@@ -16,18 +16,32 @@ from activities.storage import ObjectStore
 from api.actions import Actions
 from api.admission import Admission, TierAdmission
 from api.backlog import Backlog
+from api.batch_jobs import BatchJobs
+from api.batch_submission import BatchSubmissions
+from api.batches import Batches
+from api.chains import Chains
 from api.cursors import Cursors
+from api.deliveries import Deliveries
 from api.event_stream import EventHub
 from api.fleet import Fleet
+from api.images import ImageFetcher
 from api.intake import Intake
 from api.jobs import Jobs
 from api.listing import Listing
 from api.queue_statistics import Queues
 from api.readiness import ReadinessProbe
 from api.readings import Readings
+from api.redelivery import RangeRedelivery
+from api.removals import Removals
+from api.retries import Retries
+from api.roster import Roster
+from api.signature_check import SignatureCheck
+from api.statistics import Statistics
 from api.submission import Submissions
 from api.task_view import TaskViews
+from api.timeline import Timelines
 from api.usage import UsageReports
+from api.waiting import Waiting
 from workers.keys import KeyRing
 from workers.links import SignedLinks
 from workers.settings import Settings
@@ -47,12 +61,21 @@ class Gateway:
     queues: Queues
     readings: Readings
     submissions: Submissions
+    batch_submissions: BatchSubmissions
+    batches: Batches
     actions: Actions
+    retries: Retries
+    removals: Removals
+    timelines: Timelines
+    deliveries: Deliveries
+    range_redelivery: RangeRedelivery
     listing: Listing
     views: TaskViews
     readiness: ReadinessProbe
     events: EventHub
     usage: UsageReports
+    statistics: Statistics
+    roster: Roster
 
 
 class AppState(TypedDict):
@@ -60,6 +83,7 @@ class AppState(TypedDict):
 
     gateway: Gateway
     keys: KeyRing
+    signatures: SignatureCheck
 
 
 def build_gateway(
@@ -71,15 +95,45 @@ def build_gateway(
     cursors: Cursors,
     catalogue: Catalogue,
     egress: EgressPolicy,
+    fetch_image: ImageFetcher,
     admission: Admission | None = None,
 ) -> Gateway:
     """Put the parts together; without an `admission`, that of the settings' tiers."""
     call_limit = timedelta(seconds=settings.temporal_call_timeout_seconds)
     jobs = Jobs(client, call_limit=call_limit)
-    fleet = Fleet(client, heartbeat=timedelta(seconds=settings.worker_heartbeat_seconds))
+    chains = Chains(jobs)
+    fleet = Fleet(
+        client,
+        heartbeat=timedelta(seconds=settings.worker_heartbeat_seconds),
+        slots_per_device=settings.processing_factor,
+    )
     queues = Queues(client, fleet=fleet, catalogue=catalogue)
-    views = TaskViews(settings, links)
-    readings = Readings(jobs=jobs, views=views, fleet=fleet)
+    views = TaskViews(settings, links, catalogue)
+    waiting = Waiting(client, catalogue=catalogue)
+    readings = Readings(jobs=jobs, views=views, fleet=fleet, queues=queues, waiting=waiting)
+    admission = admission or TierAdmission(client, settings=settings, queues=queues)
+    backlog = Backlog(queues, max_backlog=settings.max_backlog)
+    intake = Intake(jobs=jobs, store=store, admission=admission, backlog=backlog)
+    submissions = Submissions(
+        jobs=jobs,
+        chains=chains,
+        catalogue=catalogue,
+        settings=settings,
+        egress=egress,
+        fetch_image=fetch_image,
+        intake=intake,
+    )
+    batch_jobs = BatchJobs(client, call_limit=call_limit)
+    batch_submissions = BatchSubmissions(
+        jobs=batch_jobs,
+        submissions=submissions,
+        admission=admission,
+        backlog=backlog,
+        store=store,
+        egress=egress,
+        settings=settings,
+    )
+    deliveries = Deliveries(client, jobs=jobs, readings=readings, egress=egress, call_limit=call_limit)
     return Gateway(
         settings=settings,
         client=client,
@@ -90,24 +144,35 @@ def build_gateway(
         fleet=fleet,
         queues=queues,
         readings=readings,
-        submissions=Submissions(
-            jobs=jobs,
-            catalogue=catalogue,
-            settings=settings,
-            egress=egress,
-            intake=Intake(
-                jobs=jobs,
-                store=store,
-                admission=admission or TierAdmission(client, settings=settings, queues=queues),
-                backlog=Backlog(queues, max_backlog=settings.max_backlog),
-            ),
+        submissions=submissions,
+        batch_submissions=batch_submissions,
+        batches=Batches(
+            batch_jobs=batch_jobs, jobs=jobs, submissions=batch_submissions, views=views, settings=settings
         ),
         actions=Actions(jobs=jobs, readings=readings),
+        retries=Retries(chains=chains, readings=readings, intake=intake, catalogue=catalogue),
+        removals=Removals(
+            client,
+            jobs=jobs,
+            readings=readings,
+            deliveries=deliveries,
+            store=store,
+            retention=settings.retention,
+            stop_limit=timedelta(seconds=settings.delete_stop_seconds),
+            call_limit=call_limit,
+        ),
+        timelines=Timelines(client, readings=readings, call_limit=call_limit),
+        deliveries=deliveries,
+        range_redelivery=RangeRedelivery(
+            client, jobs=jobs, readings=readings, deliveries=deliveries, cursors=cursors, call_limit=call_limit
+        ),
         listing=Listing(client, jobs=jobs, views=views, cursors=cursors, call_limit=call_limit),
         views=views,
         readiness=ReadinessProbe(client, store),
         events=EventHub(client, jobs=jobs, readings=readings, call_limit=call_limit),
         usage=UsageReports(client, settings),
+        statistics=Statistics(client, call_limit=call_limit),
+        roster=Roster(client, jobs=jobs, fleet=fleet, call_limit=call_limit),
     )
 
 

@@ -21,7 +21,8 @@ from activities.inference.catalogue import (
 )
 from activities.inference.catalogue import UnknownModelError as NotInCatalogueError
 from api.auth import Caller
-from api.images import ImageLimits, InputImage, InvalidImageError, load_image
+from api.chains import Chains
+from api.images import ImageFetcher, ImageLimits, InputImage, InvalidImageError, load_image
 from api.intake import Intake
 from api.jobs import Job, Jobs
 from api.problems import (
@@ -53,8 +54,8 @@ class Submitted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Checked:
-    """A request that broke no rule."""
+class CheckedRequest:
+    """A request that breaks no rule."""
 
     body: Submit
     spec: ModelSpec
@@ -67,6 +68,7 @@ class _Checked:
 
     @property
     def regenerate(self) -> bool:
+        """Another clip of the same prompt is asked for."""
         return bool(self.body.regenerate)
 
 
@@ -75,9 +77,11 @@ class Submissions:
 
     Args:
         jobs: the tasks there are.
+        chains: what was started for a key.
         catalogue: the models on offer.
         settings: limits and tiers.
         egress: where callbacks may go.
+        fetch_image: reads input images that are sent as URLs.
         intake: starts the new ones.
     """
 
@@ -85,9 +89,11 @@ class Submissions:
         self,
         *,
         jobs: Jobs,
+        chains: Chains,
         catalogue: Catalogue,
         settings: Settings,
         egress: EgressPolicy,
+        fetch_image: ImageFetcher,
         intake: Intake,
     ) -> None:
         self._jobs = jobs
@@ -110,7 +116,7 @@ class Submissions:
             GatewayError: the request is refused, or Temporal or the store does not answer in time.
         """
         user = caller.user
-        checked = await self._check(caller, body)
+        checked = await self.check(caller, body)
         if idempotency_key is not None:
             key = naming.explicit_key(idempotency_key)
         else:
@@ -128,16 +134,13 @@ class Submissions:
                 return Submitted(job=job, replayed=False)
         raise TemporalUnavailableError("Too many equal requests at the same time; repeat this one.")
 
-    async def start(self, caller: Caller, request: GenerationInput) -> bool:
-        """Admit and start a request whose input image, if any, is stored already; False when its job exists.
+    async def check(self, caller: Caller, body: Submit) -> CheckedRequest:
+        """Check the whole request; nothing has been stored yet.
 
         Raises:
-            GatewayError: a limit is reached, or Temporal does not answer in time.
+            ValidationFailedError: it breaks rules; all of them are named.
+            PriorityNotAllowedError: the tier does not reach the priority.
         """
-        return await self._start(caller, request, None)
-
-    async def _check(self, caller: Caller, body: Submit) -> _Checked:
-        """Check the whole request; nothing has been stored yet."""
         priority = self._priority(caller, body)
         try:
             spec = self._catalogue.get(body.model or self._catalogue.default)
@@ -157,7 +160,7 @@ class Submissions:
         if broken:
             names = ", ".join(dict.fromkeys(error.field for error in broken))
             raise ValidationFailedError(f"Model {spec.name} cannot make this: {names}.", errors=broken)
-        return _Checked(
+        return CheckedRequest(
             body=body,
             spec=spec,
             parameters=parameters,
@@ -199,7 +202,7 @@ class Submissions:
             broken.append(FieldError(field="image", rule=error.rule, message=error.message))
             return None
 
-    async def _answer(self, chain: list[Job], checked: _Checked, *, explicit: bool) -> Job | None:
+    async def _answer(self, chain: list[Job], checked: CheckedRequest, *, explicit: bool) -> Job | None:
         """The task that answers the request, or None when a new link is to start.
 
         Raises:
@@ -233,14 +236,29 @@ class Submissions:
         return current
 
     def _request(
-        self, caller: Caller, checked: _Checked, key: str, *, after: str | None, explicit: bool
+        self, caller: Caller, checked: CheckedRequest, key: str, *, after: str | None, explicit: bool
     ) -> GenerationInput:
-        user, body, spec = caller.user, checked.body, checked.spec
-        task_id = naming.task_id(user, key, after=after)
+        user = caller.user
         if explicit or checked.regenerate:
-            seed = naming.task_seed(task_id)
+            seed = naming.task_seed(naming.task_id(user, key, after=after))
         else:
             seed = naming.derived_seed(user, {k: v for k, v in checked.fields.items() if k in GENERATION_FIELDS})
+        return self.plan(caller, checked, key, seed=seed, after=after)
+
+    def plan(
+        self, caller: Caller, checked: CheckedRequest, key: str, *, seed: int, after: str | None = None
+    ) -> GenerationInput:
+        """What the task of a request starts with, but for its places.
+
+        Args:
+            caller: whose task it is.
+            checked: the request.
+            key: its idempotency key.
+            seed: used where the client sent none.
+            after: the task before it in its chain.
+        """
+        user, body, spec = caller.user, checked.body, checked.spec
+        task_id = naming.task_id(user, key, after=after)
         image = checked.image
         parameters = checked.parameters.with_seed(
             seed,

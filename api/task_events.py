@@ -18,6 +18,8 @@ from workflows.states import TaskStatus
 from workflows.tasks import CancelMode
 
 LINE_END: Final = "\n"
+STATE_EVENT: Final = "state"
+PROGRESS_EVENT: Final = "progress"
 _ID = re.compile(r"(\d{1,9})\.(\d{1,15})")
 
 

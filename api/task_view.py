@@ -6,10 +6,12 @@ The rules for runs that did not end by their own code stand here and nowhere els
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
+from activities.inference.catalogue import Catalogue, UnknownModelError
 from api.jobs import Closing, Delivery, Job
-from api.schemas import Task, TaskItem, TaskLinks, TaskParameters, TaskProgress, TaskQueue, TaskResult
+from api.prompt_advice import advice
+from api.schemas import Task, TaskItem, TaskLinks, TaskParameters, TaskProgress, TaskQueue, TaskResult, TaskWarning
 from workers.links import SignedLinks
 from workers.settings import Settings
 from workflows.failures import FAILURE_CLASSES, FailureCode
@@ -28,13 +30,13 @@ class Outcome:
 
 def outcome_of(job: Job) -> Outcome:
     """Decide the state of a job from its attribute, its record, its pending attempt and how it was closed."""
-    if job.closing is None:
-        return Outcome(status=_open_status(job))
     record = job.record
     if record is not None and record.finished_at is not None and record.status in ENDED:
-        # The run decided how it ends, and told the receiver of its callback. Whatever closed it afterwards
-        # (a terminate while it gave its places back) changes nothing.
+        # The run decided how it ends, and told the receiver of its callback. Whatever closes it afterwards
+        # (a terminate while it gives its places back) changes nothing.
         return Outcome(status=record.status, error_code=record.error_code, error_message=record.error_message)
+    if job.closing is None:
+        return Outcome(status=_open_status(job))
     match job.closing:
         case Closing.ENDED_FROM_OUTSIDE:
             return _failed_as(FailureCode.TERMINATED)
@@ -73,9 +75,10 @@ def cancel_requested(job: Job) -> CancelMode | None:
 class TaskViews:
     """Builds the wire shape of tasks."""
 
-    def __init__(self, settings: Settings, links: SignedLinks) -> None:
+    def __init__(self, settings: Settings, links: SignedLinks, catalogue: Catalogue) -> None:
         self._settings = settings
         self._links = links
+        self._catalogue = catalogue
         self._base = f"{settings.public_url}/api/v1/tasks"
 
     def self_link(self, task_id: str) -> str:
@@ -93,15 +96,25 @@ class TaskViews:
         item = self.item(job, queue=queue)
         return Task(
             **dict(item),
+            warnings=self._warnings(job),
             callback_status=delivery.status if delivery else None,
             callback_attempts=delivery.attempts if delivery else None,
         )
+
+    def _warnings(self, job: Job) -> list[TaskWarning]:
+        parameters = job.request.parameters
+        try:
+            return advice(self._catalogue.get(parameters.model), parameters.prompt)
+        except UnknownModelError:
+            return []  # It has left the catalogue since.
 
     def item(self, job: Job, *, queue: TaskQueue | None = None) -> TaskItem:
         """The task behind a job, without its callback."""
         request, record = job.request, job.record
         parameters, outcome = request.parameters, outcome_of(job)
         artifact = record.artifact if record else None
+        # What retention has removed, or is about to, is still described; its expiry says why there is no link.
+        stored = artifact if artifact and artifact.expires_at > datetime.now(UTC) else None
         times = _Times.of(job)
         return TaskItem(
             task_id=request.task_id,
@@ -135,8 +148,8 @@ class TaskViews:
             updated_at=times.updated_at,
             durations=times.durations,
             gpu_seconds=round(_gpu_seconds(job), 3),
-            result_url=self._links.video_url(request.task_id, artifact.expires_at) if artifact else None,
-            poster_url=self._links.poster_url(request.task_id, artifact.expires_at) if artifact else None,
+            result_url=self._links.video_url(request.task_id, stored.expires_at) if stored else None,
+            poster_url=self._links.poster_url(request.task_id, stored.expires_at) if stored else None,
             result=_result(artifact) if artifact else None,
             error_code=outcome.error_code,
             error_message=outcome.error_message,

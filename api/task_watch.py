@@ -18,7 +18,15 @@ from temporalio.service import RPCError, RPCStatusCode
 from api.jobs import Job, Jobs
 from api.problems import TaskNotFoundError, TemporalUnavailableError
 from api.readings import Readings
-from api.task_events import Event, EventId, TaskProgressEvent, TaskStateEvent, encoded_event
+from api.task_events import (
+    PROGRESS_EVENT,
+    STATE_EVENT,
+    Event,
+    EventId,
+    TaskProgressEvent,
+    TaskStateEvent,
+    encoded_event,
+)
 from api.task_history import StateChange, TaskHistory
 from api.task_view import outcome_of
 from workflows.tasks import User
@@ -188,7 +196,7 @@ class TaskWatch:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _add(self, change: StateChange, data: TaskStateEvent) -> None:
-        self._states.append(encoded_event("state", EventId(change.event_id), data))
+        self._states.append(encoded_event(STATE_EVENT, EventId(change.event_id), data))
         self._entered_at = change.at
         # It belongs to the state before.
         self._progress, self._shown = None, None
@@ -210,7 +218,7 @@ class TaskWatch:
             return False
         since = int((time.time() - self._entered_at.timestamp()) * 1_000)
         before = self._progress.id.tick if self._progress else 0
-        self._progress = encoded_event("progress", EventId(state, max(since, before + 1)), shown)
+        self._progress = encoded_event(PROGRESS_EVENT, EventId(state, max(since, before + 1)), shown)
         self._shown = shown
         return True
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final
 
-from pydantic import BaseModel, Field
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.exceptions import ActivityError, FailureError
@@ -21,56 +20,16 @@ from api.auth import Caller
 from api.jobs import Job
 from api.problems import TaskNotFoundError
 from api.readings import Readings
-from api.schemas import UtcTime
 from api.task_history import state_change
 from api.task_view import outcome_of
 from api.temporal_calls import bounded
+from api.timeline_schemas import AttemptState, TaskTimeline, TimelineAttempt, TimelineState
 from workflows.contracts import GENERATE_CLIP
 from workflows.failures import FailureCode, client_message, code_of_failure
 from workflows.states import TaskStatus
-from workflows.tasks import AttemptRecord, AttemptStarted, GenerateClipInput, GenerateClipResult
+from workflows.tasks import AttemptRecord, AttemptStarted, GenerateClipInput, GenerateClipResult, Progress
 
 _ATTEMPT_STARTED: Final = "attempt_started"
-
-
-class TimelineState(BaseModel):
-    """A stretch of time in one state."""
-
-    status: TaskStatus
-    entered_at: UtcTime
-    left_at: UtcTime | None = Field(description="null: the task is in this state.")
-    duration_seconds: float | None = Field(description="So far, in the present state; null for the final one.")
-
-
-class TimelineAttempt(BaseModel):
-    """One attempt, from entering the queue of its pool."""
-
-    number: int = Field(description="A round that no worker took keeps its number for the next one.")
-    state: Literal["queued", "running", "published", "ended"] = Field(
-        description="`ended`: without a clip of its own, for `reason`."
-    )
-    worker_id: str | None
-    worker_version: str | None
-    queued_at: UtcTime
-    started_at: UtcTime | None
-    ended_at: UtcTime | None
-    queue_seconds: float = Field(description="Waiting for a worker.")
-    duration_seconds: float | None = Field(description="On a worker, so far while it runs; null: none took it.")
-    gpu_seconds: float
-    reason: str | None = Field(description="Failure code that the attempt ended with.")
-    message: str | None
-
-
-class TaskTimeline(BaseModel):
-    """What a task went through."""
-
-    task_id: str
-    status: TaskStatus
-    is_terminal: bool
-    created_at: UtcTime
-    gpu_seconds: float
-    states: list[TimelineState]
-    attempts: list[TimelineAttempt]
 
 
 @dataclass(kw_only=True)
@@ -87,6 +46,7 @@ class _Round:
     outcome: FailureCode | None = None
     message: str | None = None
     gpu_seconds: float = 0.0
+    progress: Progress | None = None
 
 
 @dataclass(kw_only=True)
@@ -242,7 +202,9 @@ def _told(job: Job, story: _Story, now: datetime) -> TaskTimeline:
         # Ended from outside: no code of the workflow ran to say so.
         states.append((status, job.closed_at or now))
     records = {record.token: record for record in job.record.attempts} if job.record else {}
-    attempts = [_attempt(found, records.get(found.token), job, now) for found in story.rounds]
+    for found in story.rounds:
+        _settle(found, records.get(found.token), job)
+    attempts = [_attempt(found, now) for found in story.rounds]
     return TaskTimeline(
         task_id=job.request.task_id,
         status=status,
@@ -261,52 +223,50 @@ def _stretches(states: Sequence[tuple[TaskStatus, datetime]], now: datetime | No
             status=status,
             entered_at=entered_at,
             left_at=left_at,
-            duration_seconds=_seconds(entered_at, left_at or now),
+            duration_seconds=_seconds(entered_at, end) if (end := left_at or now) else None,
         )
         for (status, entered_at), left_at in zip(states, [*ends, None], strict=True)
     ]
 
 
-def _attempt(found: _Round, record: AttemptRecord | None, job: Job, now: datetime) -> TimelineAttempt:
-    """One round; where the run has written its own account of it, that one counts."""
+def _settle(found: _Round, record: AttemptRecord | None, job: Job) -> None:
+    """Fill in how a round ended; where the run has written its own account of it, that one counts."""
     if record is not None:
-        started_at, ended_at, gpu_seconds = record.started_at, record.ended_at, record.gpu_seconds
-        outcome, message = record.outcome, record.message
-    else:
-        started_at = found.start.started_at if found.start else found.taken_at
-        ended_at, gpu_seconds, outcome, message = found.ended_at, found.gpu_seconds, found.outcome, found.message
-        if ended_at is None and job.closing is not None:
-            ended_at, outcome = job.closed_at, outcome_of(job).error_code
-            message = client_message(outcome) if outcome else None
-    pending = job.attempt if record is None and ended_at is None else None
-    progress = pending.progress if pending else None
-    started_at = started_at or (pending.started_at if pending else None)
-    if progress is not None:
-        gpu_seconds = progress.gpu_seconds
+        found.ended_at, found.outcome, found.message = record.ended_at, record.outcome, record.message
+        found.gpu_seconds = record.gpu_seconds
+    elif found.ended_at is None and job.closing is not None:
+        found.ended_at, found.outcome = job.closed_at, outcome_of(job).error_code
+        found.message = client_message(found.outcome) if found.outcome else None
+    elif found.ended_at is None and job.attempt is not None:
+        found.taken_at, found.progress = job.attempt.started_at, job.attempt.progress
+        found.gpu_seconds = found.progress.gpu_seconds if found.progress else 0.0
+
+
+def _attempt(found: _Round, now: datetime) -> TimelineAttempt:
+    started_at = found.start.started_at if found.start else found.taken_at
+    worker_id = found.progress.worker_id if found.progress else None
     return TimelineAttempt(
         number=found.number,
-        state=_attempt_state(started_at, ended_at, outcome),
-        worker_id=found.start.worker_id if found.start else progress.worker_id if progress else None,
+        state=_attempt_state(started_at, found.ended_at, found.outcome),
+        worker_id=found.start.worker_id if found.start else worker_id,
         worker_version=found.start.worker_version if found.start else None,
         queued_at=found.queued_at,
         started_at=started_at,
-        ended_at=ended_at,
-        queue_seconds=_seconds(found.queued_at, started_at or ended_at or now) or 0.0,
-        duration_seconds=_seconds(started_at, ended_at or now) if started_at else None,
-        gpu_seconds=round(gpu_seconds, 3),
-        reason=outcome,
-        message=message,
+        ended_at=found.ended_at,
+        queue_seconds=_seconds(found.queued_at, started_at or found.ended_at or now),
+        duration_seconds=_seconds(started_at, found.ended_at or now) if started_at else None,
+        gpu_seconds=round(found.gpu_seconds, 3),
+        reason=found.outcome,
+        message=found.message,
     )
 
 
-def _attempt_state(
-    started_at: datetime | None, ended_at: datetime | None, outcome: FailureCode | None
-) -> Literal["queued", "running", "published", "ended"]:
+def _attempt_state(started_at: datetime | None, ended_at: datetime | None, outcome: FailureCode | None) -> AttemptState:
     if ended_at is None:
         return "queued" if started_at is None else "running"
     return "published" if outcome is None else "ended"
 
 
-def _seconds(begin: datetime, end: datetime | None) -> float | None:
+def _seconds(begin: datetime, end: datetime) -> float:
     """Between two clocks; one that is behind is never counted as negative time."""
-    return None if end is None else round(max(0.0, (end - begin).total_seconds()), 3)
+    return round(max(0.0, (end - begin).total_seconds()), 3)

@@ -17,24 +17,6 @@ const LABELS = {
 const UNITS = { width: "px", height: "px", fps: "fps" };
 const FIRST = ["prompt", "image"];
 
-const EXAMPLES = {
-  "moving-shapes": [
-    "a red circle moving right",
-    "an orange ring growing",
-    "a green triangle rising",
-    "a small cyan ball bouncing",
-    "a yellow star spinning on navy",
-    "a big pink heart falling on gray",
-  ],
-};
-const WORDS = {
-  size: ["", "", "small", "big"],
-  colour: ["red", "green", "blue", "yellow", "orange", "purple", "pink", "cyan", "white"],
-  shape: ["circle", "square", "triangle", "star", "heart", "ring"],
-  motion: ["moving right", "moving left", "rising", "falling", "growing", "shrinking", "bouncing"],
-  background: ["", "", "on a black background", "on a gray background", "on a navy background"],
-};
-
 export class Compose {
   /** @param onSubmit called with the request; tells whether an earlier task answers it, rejects with a Problem. */
   constructor(form, onSubmit) {
@@ -138,15 +120,17 @@ export class Compose {
   }
 
   #examples() {
-    const prompts = EXAMPLES[this.model.name];
-    if (!prompts) return "";
+    const { examples, vocabulary } = this.model;
+    if (!examples.length) return "";
     const use = (prompt) => {
       this.form.elements.prompt.value = prompt;
       this.form.elements.prompt.focus();
     };
     return h("div", { class: "chips", role: "group", "aria-label": "Example prompts" },
-      prompts.map((prompt) => h("button", { type: "button", class: "chip", onclick: () => use(prompt) }, prompt)),
-      h("button", { type: "button", class: "chip dice", onclick: () => use(anyPrompt()) }, "Surprise me"));
+      examples.map((prompt) => h("button", { type: "button", class: "chip", onclick: () => use(prompt) }, prompt)),
+      vocabulary
+        ? h("button", { type: "button", class: "chip dice", onclick: () => use(anyPrompt(vocabulary)) }, "Surprise me")
+        : null);
   }
 
   #delivery() {
@@ -250,11 +234,14 @@ function hint(name, rule) {
   return `${rule.minimum} to ${rule.maximum}${step}`;
 }
 
-function anyPrompt() {
+/** A prompt in the model's own words; size and background in every other one only. */
+function anyPrompt({ sizes, colours, shapes, motions, backgrounds }) {
   const any = (words) => words[Math.floor(Math.random() * words.length)];
-  const words = [any(WORDS.size), any(WORDS.colour), any(WORDS.shape), any(WORDS.motion), any(WORDS.background)];
-  const text = words.filter(Boolean).join(" ");
-  return `${/^[aeiou]/.test(text) ? "an" : "a"} ${text}`;
+  const sometimes = (text) => (Math.random() < 0.5 ? text : "");
+  const colour = any(colours);
+  const text = [sometimes(any(sizes)), colour, any(shapes), any(motions)].filter(Boolean).join(" ");
+  const background = any(backgrounds.filter((name) => name !== colour));
+  return `${/^[aeiou]/.test(text) ? "an" : "a"} ${text} ${sometimes(`on a ${background} background`)}`.trim();
 }
 
 function dataUrl(file) {

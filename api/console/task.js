@@ -66,6 +66,7 @@ export class Stage {
     this.bar = h("progress", { max: 100, value: 0, "aria-label": "Progress of the generation" });
     this.doing = h("p", { class: "doing" });
     this.note = h("p", { class: "error", role: "alert", hidden: true });
+    this.warnings = h("p", { class: "hint warnings" });
     this.actions = h("div", { class: "actions" });
     this.choice = h("p", { class: "hint", id: "stage-choice" },
       "Cancel lets a clip that was begun finish, and keeps it. Stop now frees the GPU within a step and keeps nothing.");
@@ -77,7 +78,7 @@ export class Stage {
     this.place.replaceChildren(
       this.screen,
       h("div", { class: "headline" }, this.title, this.status),
-      this.moving, this.note, this.actions, this.choice,
+      this.warnings, this.moving, this.note, this.actions, this.choice,
       h("details", { class: "more", open: true }, h("summary", {}, "What happened when"), this.timeline, this.attempts),
       this.callback,
       h("details", { class: "more" }, h("summary", {}, "Details"), this.facts));
@@ -126,6 +127,8 @@ export class Stage {
     this.task = task;
     this.title.textContent = task.parameters.prompt;
     this.status.replaceChildren(pill(task.status, task.is_terminal));
+    // A task out of the list carries none.
+    if (task.warnings) this.warnings.textContent = task.warnings.map((warning) => warning.message).join(" ");
     this.moving.hidden = task.is_terminal;
     if (before?.status !== task.status || before?.is_terminal !== task.is_terminal) {
       announce(`Task ${task.status.toLowerCase()}`);

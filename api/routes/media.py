@@ -18,7 +18,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from activities.storage import StoreUnavailableError
-from api.auth import DECLARED_IN_OPENAPI, KEY_ID, authenticate
+from api.auth import DECLARED_IN_OPENAPI, KEY_ID, authenticated
 from api.byte_ranges import UnsatisfiableRangeError, etag_matches, parse_range
 from api.problems import (
     ForbiddenError,
@@ -212,7 +212,7 @@ async def _readable(request: Request, gateway: Gateway, asked: _Asked) -> Readin
             raise ResultExpiredError("The link has expired, and the result with it.")
         if "authorization" not in request.headers:
             raise UnauthenticatedError("The signature of the link is not valid; an owner's API key opens it too.")
-    caller = authenticate(request, request.state.keys)
+    caller, _ = await authenticated(request)
     request.scope[KEY_ID] = caller.key.key_id
     return await gateway.readings.task(caller, asked.task_id)
 

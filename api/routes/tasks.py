@@ -7,9 +7,9 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 
-from api.auth import DECLARED_IN_OPENAPI, AnyCaller, AuthenticatedRoute, Caller
+from api.auth import DECLARED_IN_OPENAPI, AnyCaller, AuthenticatedRoute
 from api.byte_ranges import etag_matches
 from api.problems import (
     AdmissionUnavailableError,
@@ -34,16 +34,15 @@ from api.problems import (
     ValidationFailedError,
     problem_responses,
 )
-from api.readings import Reading
+from api.readings import CACHE_CONTROL, Reading
 from api.schemas import Cancel, Submit, Task, TaskList, TaskQuery
-from api.state import AppGateway, Gateway
+from api.state import AppGateway
 
 MAX_KEY_LENGTH: Final = 255
 
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _WAIT = re.compile(r"\s*wait\s*=\s*\"?(\d{1,6})\"?\s*", re.IGNORECASE)
-_REPLAYED: Final = "Idempotency-Replayed"
-_REVALIDATED: Final = "private, no-cache"
+REPLAYED: Final = "Idempotency-Replayed"
 
 _ANY_ROUTE: Final = (
     UnauthenticatedError,
@@ -80,7 +79,7 @@ _SUBMIT_HEADERS: Final = {"Location": {"schema": {"type": "string"}}, **_TASK_HE
         HTTPStatus.OK: {
             "model": Task,
             "description": "A task that existed already answers; `Idempotency-Replayed: true`.",
-            "headers": {**_SUBMIT_HEADERS, _REPLAYED: {"schema": {"type": "string", "enum": ["true"]}}},
+            "headers": {**_SUBMIT_HEADERS, REPLAYED: {"schema": {"type": "string", "enum": ["true"]}}},
         },
         HTTPStatus.ACCEPTED: {"description": "The task is durable.", "headers": _SUBMIT_HEADERS},
         **problem_responses(
@@ -112,18 +111,18 @@ async def submit(
     ] = None,
 ) -> Response:
     """Answer at once with the task, or after it ended when the client prefers to wait."""
-    submitted = await gateway.submissions.submit(caller, body, _checked_key(idempotency_key))
+    submitted = await gateway.submissions.submit(caller, body, checked_key(idempotency_key))
     reading = await gateway.readings.of(submitted.job)
     headers = {"Location": reading.task.links.self}
     if submitted.replayed:
-        headers[_REPLAYED] = "true"
+        headers[REPLAYED] = "true"
     seconds = min(_seconds_to_wait(prefer), gateway.settings.max_wait_seconds)
     if seconds > 0:
         headers["Preference-Applied"] = f"wait={seconds}"
         if not reading.task.is_terminal:
             await gateway.jobs.wait_closed(reading.task.task_id, timedelta(seconds=seconds))
             reading = await gateway.readings.task(caller, reading.task.task_id)
-    return _answer(reading, HTTPStatus.OK if submitted.replayed else HTTPStatus.ACCEPTED, headers)
+    return answer(reading, HTTPStatus.OK if submitted.replayed else HTTPStatus.ACCEPTED, headers)
 
 
 @router.get(
@@ -139,15 +138,16 @@ async def list_tasks(
     return await gateway.listing.page(caller, wanted)
 
 
-class _RememberedRoute(AuthenticatedRoute):
-    """Answers from memory what is there, at the cost of a look-up instead of FastAPI's handling of parameters."""
-
-    def known_answer(self, request: Request, caller: Caller) -> Response | None:
-        gateway: Gateway = request.state.gateway
-        reading = gateway.readings.remembered(caller, request.path_params["task_id"])
-        return None if reading is None else _read(reading, request.headers.get("if-none-match"))
-
-
+@router.get(
+    "/{task_id}",
+    summary="Read a task",
+    response_model=Task,
+    responses={
+        HTTPStatus.OK: {"headers": _TASK_HEADERS},
+        HTTPStatus.NOT_MODIFIED: {"description": "It has not changed since `If-None-Match`.", "headers": _TASK_HEADERS},
+        **problem_responses(*_ANY_ROUTE, TaskNotFoundError),
+    },
+)
 async def read_task(
     task_id: TaskId,
     caller: AnyCaller,
@@ -157,20 +157,6 @@ async def read_task(
 ) -> Response:
     """Needs no worker, and for an ended task not even Temporal."""
     return _read(await gateway.readings.task(caller, task_id), if_none_match)
-
-
-router.add_api_route(
-    "/{task_id}",
-    read_task,
-    route_class_override=_RememberedRoute,
-    summary="Read a task",
-    response_model=Task,
-    responses={
-        HTTPStatus.OK: {"headers": _TASK_HEADERS},
-        HTTPStatus.NOT_MODIFIED: {"description": "It has not changed since `If-None-Match`.", "headers": _TASK_HEADERS},
-        **problem_responses(*_ANY_ROUTE, TaskNotFoundError),
-    },
-)
 
 
 @router.post(
@@ -193,29 +179,35 @@ async def cancel_task(
 ) -> Response:
     """Soft: the task reads CANCELED and its generation ends in the background. Hard: the GPU stops within a step."""
     reading, done = await gateway.actions.cancel(caller, task_id, (body or Cancel()).mode)
-    return _answer(reading, HTTPStatus.ACCEPTED if done else HTTPStatus.OK, {})
+    return answer(reading, HTTPStatus.ACCEPTED if done else HTTPStatus.OK, {})
 
 
 def _read(reading: Reading, if_none_match: str | None) -> Response:
     if etag_matches(if_none_match, reading.etag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=_headers(reading))
-    return _answer(reading, HTTPStatus.OK, {})
+    return answer(reading, HTTPStatus.OK, {})
 
 
 def _headers(reading: Reading) -> dict[str, str]:
-    headers = {"ETag": reading.etag, "Cache-Control": _REVALIDATED}
+    headers = {"ETag": reading.etag, "Cache-Control": CACHE_CONTROL}
     if reading.retry_after_seconds is not None:
         headers["Retry-After"] = str(reading.retry_after_seconds)
     return headers
 
 
-def _answer(reading: Reading, status: HTTPStatus, headers: dict[str, str]) -> Response:
+def answer(reading: Reading, status: HTTPStatus, headers: dict[str, str]) -> Response:
+    """A task as a response, with validator and polling advice."""
     return Response(
         reading.body, status_code=status, media_type="application/json", headers={**_headers(reading), **headers}
     )
 
 
-def _checked_key(value: str | None) -> str | None:
+def checked_key(value: str | None) -> str | None:
+    """The client's idempotency key.
+
+    Raises:
+        ValidationFailedError: it is not one.
+    """
     if value is None:
         return None
     if len(value) > MAX_KEY_LENGTH or not _KEY.fullmatch(value):

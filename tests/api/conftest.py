@@ -5,6 +5,7 @@ Each has a Temporal server of its own, because its queues are the product's real
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest_asyncio
 import structlog
 from temporalio.testing import WorkflowEnvironment
 
+from api.admission import Admission, OpenAdmission
 from tests.api.stand import PlayedGeneration, Stand, api_settings, create_keys, listening, open_stand, serving
 from workers.connection import connect
 from workers.devserver import dynamic_config_args, temporal_binary
@@ -28,15 +30,17 @@ def _plain_logs() -> Iterator[None]:
             structlog.stdlib.add_log_level,
             structlog.processors.format_exc_info,
             structlog.processors.KeyValueRenderer(),
-        ]
+        ],
+        # Not on stdout, which tests of commands read.
+        logger_factory=structlog.PrintLoggerFactory(sys.__stderr__),
     )
     yield
     structlog.reset_defaults()
 
 
 @asynccontextmanager
-async def running_stand(folder: Path) -> AsyncIterator[Stand]:
-    """A running gateway without workers."""
+async def running_stand(folder: Path, *, admission: Admission | None = None, **changes: object) -> AsyncIterator[Stand]:
+    """A running gateway without workers; `changes` are settings."""
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
         dev_server_extra_args=dynamic_config_args(),
@@ -45,17 +49,17 @@ async def running_stand(folder: Path) -> AsyncIterator[Stand]:
     async with env:
         with listening() as sock:
             port = sock.getsockname()[1]
-            settings = api_settings(folder, env.client.service_client.config.target_host, port)
+            settings = api_settings(folder, env.client.service_client.config.target_host, port, **changes)
             keys = create_keys(settings)
             client = await connect(settings, register_search_attributes=True)
-            with serving(settings, sock) as url:
+            with serving(settings, sock, admission=admission) as url:
                 yield open_stand(folder, url, settings, client, keys)
 
 
 @pytest_asyncio.fixture(scope="session")
 async def quiet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand]:
-    """A gateway without workers."""
-    async with running_stand(tmp_path_factory.mktemp("quiet")) as stand:
+    """A gateway without workers. It admits everyone: the real admission needs a control worker."""
+    async with running_stand(tmp_path_factory.mktemp("quiet"), admission=OpenAdmission()) as stand:
         yield stand
 
 

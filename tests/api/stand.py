@@ -24,9 +24,12 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.admission import AdmissionListings
 from activities.artifacts import ArtifactRepository
+from activities.batches import BatchItems
 from activities.storage import ObjectStore
 from activities.video import EncodedClip
+from api.admission import Admission
 from api.app import create_app
 from workers.codec import create_key_file
 from workers.keys import CHECK_INTERVAL_SECONDS, Scope
@@ -34,7 +37,10 @@ from workers.keys_admin import create_key
 from workers.links import create_secret
 from workers.registry import object_store
 from workers.settings import Settings
+from workers.web_server import listen
 from workflows import naming
+from workflows.admission import AdmissionWorkflow
+from workflows.batch import BatchWorkflow
 from workflows.callback import CallbackWorkflow
 from workflows.contracts import DELIVER_CALLBACK, GENERATE_CLIP, CallbackActivities, GenerationActivities
 from workflows.failures import FailureCode
@@ -53,18 +59,20 @@ from workflows.tasks import (
 
 WORKER_ID = "host/cpu:0"
 GPU_SLOTS = 50
+WORK_SECONDS = 0.2
+"""Length of a `work ...` generation."""
 VIDEO = bytes(range(256)) * 40
 POSTER = b"RIFF....WEBP poster"
 
 
-_NO_TLS = httpx.create_ssl_context(verify=False)
+NO_TLS = httpx.create_ssl_context(verify=False)
 
 
 def http_client(
     url: str = "", headers: Mapping[str, str] | Sequence[tuple[bytes, bytes]] | None = None
 ) -> httpx.AsyncClient:
     """A client for plain HTTP; one that loads the certificates of the machine takes longer than most tests."""
-    return httpx.AsyncClient(base_url=url, headers=httpx.Headers(headers), timeout=30, verify=_NO_TLS)
+    return httpx.AsyncClient(base_url=url, headers=httpx.Headers(headers), timeout=30, verify=NO_TLS)
 
 
 def api_settings(folder: Path, temporal_address: str, port: int, **changes: object) -> Settings:
@@ -75,8 +83,20 @@ def api_settings(folder: Path, temporal_address: str, port: int, **changes: obje
         "temporal_address": temporal_address,
         "port": port,
         "worker_heartbeat_seconds": 1.0,
+        "delete_stop_seconds": 2.0,
         "extra_models": ("tiny-wan-i2v",),
-        "tiers": {"standard": {}, "basic": {"max_priority": "normal"}, "free": {"max_priority": "low"}},
+        "tiers": {
+            "standard": {},
+            "basic": {"max_priority": "normal"},
+            "free": {"max_priority": "low"},
+            "tight": {"max_pending_tasks": 2, "batch_parallelism": 1},
+        },
+        # Out of the way of tests that are not about limits.
+        "max_pending_tasks": 1_000,
+        "submit_rate_per_minute": 60_000.0,
+        "submit_burst": 1_000,
+        "request_rate_per_second": 10_000.0,
+        "request_burst": 10_000,
         **changes,
     }
     settings = Settings.model_validate(values)
@@ -88,14 +108,16 @@ def api_settings(folder: Path, temporal_address: str, port: int, **changes: obje
 @contextmanager
 def listening() -> Iterator[socket.socket]:
     """A socket on a free loopback port."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
+    with listen("127.0.0.1", 0, setting="port") as sock:
         yield sock
 
 
 @contextmanager
-def serving(settings: Settings, sock: socket.socket) -> Iterator[str]:
+def serving(settings: Settings, sock: socket.socket, *, admission: Admission | None = None) -> Iterator[str]:
     """Serve the API on a socket, in a thread with an event loop of its own; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(settings, admission=admission), log_config=None, access_log=False)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 20
@@ -111,7 +133,10 @@ def serving(settings: Settings, sock: socket.socket) -> Iterator[str]:
 
 
 class PlayedGeneration(GenerationActivities):
-    """Publishes at once; `hold ...` waits for its release, `fail ...` fails, whatever comes behind is ignored."""
+    """Publishes at once; `hold ...` waits for its release, `work ...` takes `WORK_SECONDS`, `fail ...` fails.
+
+    `drain ...` is handed back by its first worker. Whatever comes behind the word is ignored.
+    """
 
     def __init__(self, client: Client, store: ObjectStore, folder: Path, settings: Settings) -> None:
         self._client = client
@@ -128,8 +153,12 @@ class PlayedGeneration(GenerationActivities):
         match attempt.parameters.prompt.partition(" ")[0]:
             case "hold":
                 await self._hold(attempt)
+            case "work":
+                await asyncio.sleep(WORK_SECONDS)
             case "fail":
                 raise ApplicationError("frames are NaN", type=FailureCode.INVALID_OUTPUT, non_retryable=True)
+            case "drain" if attempt.attempt == 1:
+                raise ApplicationError("", type=FailureCode.WORKER_SHUTDOWN, non_retryable=True)
         return GenerateClipResult(
             artifact=await self._publish(attempt), worker_id=WORKER_ID, worker_version="test", gpu_seconds=1.5
         )
@@ -242,36 +271,49 @@ class Stand:
     async def control_worker(self) -> AsyncIterator[None]:
         """The control queue is served."""
         artifacts = ArtifactRepository(self.store, retention=self.settings.retention)
+        listings = AdmissionListings(self.client)
+        batches = BatchItems(self.client, self.store)
         async with Worker(
             self.client,
             task_queue=naming.CONTROL_QUEUE,
-            workflows=[GenerationWorkflow, CallbackWorkflow],
-            activities=[artifacts.find_artifact, artifacts.remove_artifacts],
+            workflows=[GenerationWorkflow, CallbackWorkflow, AdmissionWorkflow, BatchWorkflow],
+            activities=[
+                artifacts.find_artifact,
+                artifacts.remove_artifacts,
+                listings.list_running_tasks,
+                listings.list_used,
+                batches.run_batch_step,
+                batches.cancel_batch_items,
+                batches.remove_batch_items,
+            ],
         ):
             yield
 
     @asynccontextmanager
-    async def gpu_worker(self) -> AsyncIterator[PlayedGeneration]:
+    async def gpu_worker(
+        self, *, slots: int = GPU_SLOTS, delivery: CallbackActivities | None = None
+    ) -> AsyncIterator[PlayedGeneration]:
         """The GPU pool and the callbacks are served."""
         played = PlayedGeneration(self.client, self.store, self.folder, self.settings)
         generation = Worker(
             self.client,
             task_queue=naming.gpu_queue("default"),
             activities=[played.generate_clip],
-            max_concurrent_activities=GPU_SLOTS,
+            max_concurrent_activities=slots,
             max_heartbeat_throttle_interval=timedelta(seconds=0.2),
         )
-        delivery = Worker(self.client, task_queue=naming.CALLBACK_QUEUE, activities=[PlayedDelivery().deliver_callback])
-        async with generation, delivery:
+        sender = delivery or PlayedDelivery()
+        callbacks = Worker(self.client, task_queue=naming.CALLBACK_QUEUE, activities=[sender.deliver_callback])
+        async with generation, callbacks:
             try:
                 yield played
             finally:
                 played.release_all()
 
     @asynccontextmanager
-    async def workers(self) -> AsyncIterator[PlayedGeneration]:
-        """Everything is served."""
-        async with self.control_worker(), self.gpu_worker() as played:
+    async def workers(self, *, delivery: CallbackActivities | None = None) -> AsyncIterator[PlayedGeneration]:
+        """Everything is served; callbacks are really delivered by a `delivery` that does."""
+        async with self.control_worker(), self.gpu_worker(delivery=delivery) as played:
             yield played
 
 
@@ -281,6 +323,7 @@ def create_keys(settings: Settings) -> dict[str, str]:
         "service": ("acme", Scope.SERVICE, "standard"),
         "user": ("bolt", Scope.USER, "standard"),
         "free": ("cheap", Scope.USER, "free"),
+        "tight": ("small", Scope.USER, "tight"),
         "operator": ("acme", Scope.OPERATOR, "standard"),
         "revoked": ("gone", Scope.USER, "standard"),
     }
@@ -298,7 +341,10 @@ def open_stand(folder: Path, url: str, settings: Settings, client: Client, keys:
 
 
 async def until(http: httpx.AsyncClient, task_id: str, *, timeout: float = 15, **expected: object) -> dict[str, Any]:
-    """Poll a task until its fields are as expected, and return it."""
+    """Poll a task until its fields are as expected, and return it. What succeeded or failed has to be closed, too."""
+    if expected.get("status") in {"SUCCEEDED", "FAILED", "TIMEOUT"}:
+        # The places are given back between the last state and the end of the run.
+        expected.setdefault("is_terminal", True)
     deadline = time.monotonic() + timeout
     while True:
         task: dict[str, Any] = (await http.get(f"/tasks/{task_id}")).json()

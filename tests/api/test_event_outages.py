@@ -14,6 +14,7 @@ import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
+from api.admission import OpenAdmission
 from tests.api.event_readers import states, to_the_end, upto, watching
 from tests.api.stand import PlayedGeneration, Stand, api_settings, create_keys, listening, open_stand, serving
 from workers.connection import connect
@@ -58,7 +59,7 @@ async def test_a_stream_outlives_a_killed_temporal_server_and_misses_nothing(tmp
         await server.prepare(retention=settings.retention)
         keys = create_keys(settings)
         client = await connect(settings)
-        url = stack.enter_context(serving(settings, sock))
+        url = stack.enter_context(serving(settings, sock, admission=OpenAdmission()))
         stand = open_stand(tmp_path, url, settings, client, keys)
         http = await stack.enter_async_context(stand.user())
 

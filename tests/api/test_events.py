@@ -17,6 +17,7 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 
 import api.event_stream
 import api.routes.events
+from api.admission import OpenAdmission
 from tests.api.event_readers import SeenEvent, states, to_the_end, upto, watching
 from tests.api.stand import WORKER_ID, PlayedGeneration, Stand, listening, serving, until
 from tests.scale import scaled
@@ -279,7 +280,7 @@ class TestClients:
     ) -> None:
         monkeypatch.setattr(api.event_stream, "MAX_STREAMS", 1)
         user = f"user-{uuid4().hex[:12]}"
-        with listening() as sock, serving(quiet.settings, sock) as url:
+        with listening() as sock, serving(quiet.settings, sock, admission=OpenAdmission()) as url:
             async with CountingApi(url=url, metrics_url="").user(quiet, user) as one:
                 task_id = await submitted(one, "crowded")
                 async with watching(one, task_id) as events:

@@ -7,13 +7,22 @@ import hashlib
 import io
 import struct
 import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
 
 import httpx
 import pytest
 from PIL import Image
 
-from api.images import ImageLimits, InvalidImageError, check_image, load_image
+from activities.dns_cache import DnsCache
+from activities.egress_policy import Address, EgressPolicy
+from activities.http_guard import GuardedClient
+from api.images import ImageFetcher, ImageLimits, InvalidImageError, check_image, guarded_fetch, load_image
 from tests.api.stand import Stand
+from tests.api.test_problems import assert_problem
+from tests.certificates import CertificateAuthority
+from tests.receiver import Behaviour, Receiver, close, drip, endless, gzip_bomb, hang, redirect, respond
 from workflows import naming
 from workflows.tasks import GenerationInput, User
 
@@ -52,10 +61,14 @@ def data_url(content: bytes, label: str = "image/png") -> str:
     return f"data:{label};base64,{base64.b64encode(content).decode()}"
 
 
+async def no_fetch(url: str, max_bytes: int) -> bytes:
+    raise AssertionError(f"a data URL needs no request to {url}")
+
+
 @pytest.mark.parametrize(("kind", "media_type"), [("PNG", "image/png"), ("JPEG", "image/jpeg"), ("WEBP", "image/webp")])
 async def test_the_type_comes_from_the_content_and_the_bytes_are_kept(kind: str, media_type: str) -> None:
     content = picture(kind)
-    image = await load_image(data_url(content, "text/plain"), LIMITS)
+    image = await load_image(data_url(content, "text/plain"), LIMITS, fetch=no_fetch)
     assert (image.media_type, image.width, image.height, image.content) == (media_type, 64, 48, content)
     assert image.sha256 == hashlib.sha256(content).hexdigest()
 
@@ -99,19 +112,98 @@ def test_what_is_no_picture_within_the_limits_is_refused(content: bytes, rule: s
 
 async def test_a_data_url_is_measured_before_it_is_decoded() -> None:
     with pytest.raises(InvalidImageError) as caught:
-        await load_image("data:image/png;base64," + "!" * 400_000, LIMITS)
+        await load_image("data:image/png;base64," + "!" * 400_000, LIMITS, fetch=no_fetch)
     assert caught.value.rule == "image_bytes"
 
 
-async def test_an_https_image_is_read_by_the_given_fetcher() -> None:
+@asynccontextmanager
+async def fetcher(
+    authority: CertificateAuthority, policy: EgressPolicy, timeout: float = 2.0
+) -> AsyncIterator[ImageFetcher]:
+    """Reads images as the API does, trusting the tests' own authority; every name is this machine's."""
+
+    async def resolve(name: str) -> tuple[Address, ...]:
+        return (ip_address("127.0.0.1"),)
+
+    client = GuardedClient(policy, DnsCache(resolve), ssl_context=authority.client_context())
+    try:
+        yield guarded_fetch(client, timeout=timeout)
+    finally:
+        await client.aclose()
+
+
+async def test_an_image_is_read_over_https() -> None:
+    authority, content = CertificateAuthority(), picture("PNG")
+    async with (
+        Receiver(tls=authority.server_context("images.example"), host="images.example") as host,
+        fetcher(authority, EgressPolicy.allowing("127.0.0.0/8")) as fetch,
+    ):
+        host.default = respond(200, content)
+        image = await load_image(host.url_of("/cat.png"), LIMITS, fetch=fetch)
+        assert (image.content, image.media_type) == (content, "image/png")
+        [request] = host.requests
+        assert (request.method, request.server_name) == ("GET", "images.example")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "rule"),
+    [
+        (respond(404), "image_http_status"),
+        (redirect("https://10.0.0.1/"), "image_redirect"),
+        (respond(200, b"<html>no picture</html>"), "image_decodable"),
+        (respond(200, picture("PNG", (1_001, 1_000))), "image_pixels"),
+        (respond(200, b"x" * 200_001), "image_bytes"),
+        (endless(), "image_bytes"),
+        (gzip_bomb(), "image_bytes"),
+        (drip(), "image_incomplete"),
+        (hang(), "image_timeout"),
+        (close(), "image_unreachable"),
+    ],
+    ids=["404", "redirect", "html", "pixels", "large", "endless", "bomb", "drip", "hang", "close"],
+)
+async def test_what_cannot_be_fetched_as_a_picture_names_its_rule(behaviour: Behaviour, rule: str) -> None:
+    authority = CertificateAuthority()
+    async with (
+        Receiver(tls=authority.server_context("images.example"), host="images.example") as host,
+        fetcher(authority, EgressPolicy.allowing("127.0.0.0/8"), timeout=0.5) as fetch,
+    ):
+        host.default = behaviour
+        with pytest.raises(InvalidImageError) as caught:
+            await load_image(host.url_of("/cat.png"), LIMITS, fetch=fetch)
+        assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("http://images.example/cat.png", "scheme"),
+        ("https://images.example:22/cat.png", "port"),
+        ("https://127.0.0.1/cat.png", "address"),
+        ("https://images.example/cat.png", "address"),
+    ],
+    ids=["plain http", "port", "literal", "a name that is this machine"],
+)
+async def test_in_production_nothing_of_this_machine_or_network_is_fetched(url: str, rule: str) -> None:
+    async with fetcher(CertificateAuthority(), EgressPolicy()) as fetch:
+        with pytest.raises(InvalidImageError) as caught:
+            await load_image(url, LIMITS, fetch=fetch)
+        assert caught.value.rule == rule
+        assert "127.0.0.1" not in caught.value.message or "127.0.0.1" in url
+
+
+async def test_a_task_is_submitted_with_an_image_by_url(quiet: Stand) -> None:
     content = picture("PNG")
-
-    async def fetch(url: str) -> bytes:
-        assert url == "https://example.com/cat.png"
-        return content
-
-    image = await load_image("https://example.com/cat.png", LIMITS, fetch=fetch)
-    assert image.content == content
+    async with Receiver() as host, quiet.user("collector") as http:
+        host.default = respond(200, content)
+        fields = {"prompt": "let it move", "model": "tiny-wan-i2v"}
+        by_url = await http.post("/tasks", json={**fields, "image": host.url_of("/cat.png")})
+        assert by_url.status_code == 202, by_url.text
+        assert by_url.json()["parameters"]["image_sha256"] == hashlib.sha256(content).hexdigest()
+        inline = await http.post("/tasks", json={**fields, "image": data_url(content)})
+        assert (inline.status_code, inline.json()["task_id"]) == (200, by_url.json()["task_id"])
+        host.default = respond(404)
+        refused = await http.post("/tasks", json={**fields, "image": host.url_of("/dog.png")})
+        assert_problem(refused, 422, "VALIDATION_FAILED", image="image_http_status")
 
 
 async def test_an_image_is_stored_for_its_user_before_the_job_starts(quiet: Stand) -> None:

@@ -54,6 +54,27 @@ async def test_pages_by_cursor_visit_every_task_once(waiting: httpx.AsyncClient)
     assert sorted(seen) == sorted(ids)
 
 
+async def test_pages_skip_nothing_while_tasks_come_and_end(quiet: Stand, waiting: httpx.AsyncClient) -> None:
+    ids = [await submit(waiting, f"prompt {n}") for n in range(6)]
+    await listed(waiting, 6)
+    seen: list[tuple[str, str]] = []
+    cursor: str | None = None
+    for page_number in range(8):
+        page = (await waiting.get("/tasks", params={"limit": 2, **({"cursor": cursor} if cursor else {})})).json()
+        seen += [(item["task_id"], item["status"]) for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        await submit(waiting, f"meanwhile {page_number}")
+        if page_number == 0:
+            # One that was seen ends, and one that was not.
+            for index in (5, 0):
+                await quiet.client.get_workflow_handle(ids[index]).terminate()
+            await listed(waiting, 2, status="CANCELED")
+    assert {task_id for task_id, _ in seen} >= set(ids)
+    assert len(seen) == len(set(seen)), "a task appears again only with another state"
+
+
 async def test_filters_by_state_model_and_time(stand: Stand, http: httpx.AsyncClient, played: PlayedGeneration) -> None:
     done, failed, running = [await submit(http, prompt) for prompt in ("a clip", "fail please", "hold on")]
     await until(http, done, status="SUCCEEDED")

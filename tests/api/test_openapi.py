@@ -54,7 +54,7 @@ async def test_every_problem_is_declared_with_its_shape(quiet: Stand) -> None:
                 assert {"401", "422", "500"} <= operation["responses"].keys(), path
                 assert operation["responses"]["422"]["content"].keys() == {"application/problem+json"}, path
                 links: list[object] = [{}] if path.endswith(("/video", "/poster")) else []
-                assert operation["security"] == [{"HTTPBearer": []}, *links], path
+                assert operation["security"] == [{"HTTPBearer": []}, {"RequestSignature": []}, *links], path
 
 
 def test_each_code_is_one_kind_of_problem() -> None:

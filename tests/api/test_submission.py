@@ -92,13 +92,13 @@ async def test_fifty_parallel_equal_submissions_make_one_task_and_one_gpu_run(
     assert {reply.json()["task_id"] for reply in replies} == {replies[0].json()["task_id"]}
     assert sorted(reply.status_code for reply in replies) == [200] * 49 + [202]
     assert all(("idempotency-replayed" in r.headers) == (r.status_code == 200) for r in replies)
-    await until(http, replies[0].json()["task_id"], status="SUCCEEDED")
+    await until(http, replies[0].json()["task_id"], status="SUCCEEDED", is_terminal=True)
     assert played.runs(replies[0].json()) == 1
 
 
 async def test_a_succeeded_task_answers_the_same_request(http: httpx.AsyncClient, played: PlayedGeneration) -> None:
     first = (await submit(http)).json()
-    await until(http, first["task_id"], status="SUCCEEDED")
+    await until(http, first["task_id"], status="SUCCEEDED", is_terminal=True)
     again = await submit(http, priority="low", labels=["other"], deadline_seconds=60)
     assert (again.status_code, again.json()["task_id"], again.json()["status"]) == (200, first["task_id"], "SUCCEEDED")
     assert again.headers["idempotency-replayed"] == "true"
@@ -136,7 +136,7 @@ async def test_the_same_key_with_another_body_is_refused(http: httpx.AsyncClient
 
 async def test_an_explicit_key_answers_in_whatever_state(http: httpx.AsyncClient, played: PlayedGeneration) -> None:
     first = (await submit(http, "order-1", prompt="fail please")).json()
-    await until(http, first["task_id"], status="FAILED")
+    await until(http, first["task_id"], status="FAILED", is_terminal=True)
     again = await submit(http, "order-1", prompt="fail please")
     assert (again.status_code, again.json()["task_id"], again.json()["status"]) == (200, first["task_id"], "FAILED")
 
@@ -145,12 +145,12 @@ async def test_a_derived_key_starts_the_next_link_after_a_failure_once(
     http: httpx.AsyncClient, played: PlayedGeneration
 ) -> None:
     first = (await submit(http, prompt="fail please")).json()
-    await until(http, first["task_id"], status="FAILED")
+    await until(http, first["task_id"], status="FAILED", is_terminal=True)
     replies = await asyncio.gather(*(submit(http, prompt="fail please") for _ in range(10)))
     assert {reply.json()["retry_of"] for reply in replies} == {first["task_id"]}
     assert len({reply.json()["task_id"] for reply in replies}) == 1
     second = replies[0].json()["task_id"]
-    await until(http, second, status="FAILED")
+    await until(http, second, status="FAILED", is_terminal=True)
     third = (await submit(http, prompt="fail please")).json()
     assert third["retry_of"] == second
     assert first["parameters"]["seed"] == third["parameters"]["seed"]
@@ -189,7 +189,7 @@ async def test_a_request_after_a_soft_cancel_revives_the_running_task(
     assert (again.status_code, again.json()["task_id"], again.json()["status"]) == (200, first["task_id"], "PROCESSING")
     assert again.json()["cancel_requested"] is None
     played.release(first)
-    await until(http, first["task_id"], status="SUCCEEDED")
+    await until(http, first["task_id"], status="SUCCEEDED", is_terminal=True)
     assert played.runs(first) == 1
 
 
@@ -211,7 +211,7 @@ async def test_after_a_closed_soft_cancel_the_next_link_finds_the_clip_without_g
     await until(http, first["task_id"], status="CANCELED", is_terminal=True)
     again = (await submit(http, prompt="hold on")).json()
     assert again["retry_of"] == first["task_id"]
-    done = await until(http, again["task_id"], status="SUCCEEDED")
+    done = await until(http, again["task_id"], status="SUCCEEDED", is_terminal=True)
     assert done["gpu_seconds"] == 0
     assert played.runs(first, again) == 1
 
@@ -220,11 +220,11 @@ async def test_regenerate_makes_another_clip_of_the_same_prompt(
     http: httpx.AsyncClient, played: PlayedGeneration
 ) -> None:
     first = (await submit(http)).json()
-    await until(http, first["task_id"], status="SUCCEEDED")
+    await until(http, first["task_id"], status="SUCCEEDED", is_terminal=True)
     second = (await submit(http, regenerate=True)).json()
     assert second["retry_of"] == first["task_id"]
     assert second["parameters"]["seed"] != first["parameters"]["seed"]
-    await until(http, second["task_id"], status="SUCCEEDED")
+    await until(http, second["task_id"], status="SUCCEEDED", is_terminal=True)
     assert played.runs(first, second) == 2
     plain = await submit(http)
     assert (plain.status_code, plain.json()["task_id"]) == (200, second["task_id"])
@@ -240,7 +240,7 @@ async def test_a_failed_regenerate_does_not_hide_the_clip_there_is(
     http: httpx.AsyncClient, played: PlayedGeneration
 ) -> None:
     first = (await submit(http)).json()
-    await until(http, first["task_id"], status="SUCCEEDED")
+    await until(http, first["task_id"], status="SUCCEEDED", is_terminal=True)
     second = (await submit(http, regenerate=True, prompt=REQUEST["prompt"])).json()
     await http.post(f"/tasks/{second['task_id']}/cancel", json={"mode": "hard"})
     await until(http, second["task_id"], is_terminal=True)

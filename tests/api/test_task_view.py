@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from activities.inference.catalogue import load_catalogue
 from api.jobs import Closing, Job, PendingAttempt
 from api.task_view import TaskViews, cancel_requested, outcome_of
 from workers.links import SignedLinks
@@ -124,7 +125,7 @@ def test_the_cancel_that_was_asked_for(given: Job, mode: CancelMode | None) -> N
 @pytest.fixture
 def views() -> TaskViews:
     settings = Settings(public_url="https://gate.example", web_ui_url="https://ui.example", namespace="prod")
-    return TaskViews(settings, SignedLinks(settings.public_url, "s" * 32))
+    return TaskViews(settings, SignedLinks(settings.public_url, "s" * 32), load_catalogue())
 
 
 def test_times_and_attempts_of_a_second_attempt(views: TaskViews) -> None:

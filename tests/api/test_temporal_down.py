@@ -36,10 +36,11 @@ async def orphaned(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, str
         with serving(settings, sock) as url:
             stand = open_stand(tmp_path, url, settings, client, keys)
             async with stand.user() as http:
-                async with stand.workers():
-                    ended = (await http.post("/tasks", json={"prompt": "a clip"})).json()["task_id"]
-                    await until(http, ended, status="SUCCEEDED")
-                waiting = (await http.post("/tasks", json={"prompt": "another"})).json()["task_id"]
+                async with stand.control_worker():
+                    async with stand.gpu_worker():
+                        ended = (await http.post("/tasks", json={"prompt": "a clip"})).json()["task_id"]
+                        await until(http, ended, status="SUCCEEDED", is_terminal=True)
+                    waiting = (await http.post("/tasks", json={"prompt": "another"})).json()["task_id"]
                 await env.shutdown()
                 yield http, ended, waiting
 
@@ -55,6 +56,7 @@ async def test_everything_answers_in_bounded_time_without_temporal(
         http.post(f"/tasks/{waiting}/cancel", json={"mode": "hard"}),
         http.get(f"/tasks/{waiting}/video"),
         http.get("/tasks"),
+        http.get("/stats"),
     ]
 
     async def timed(request: object) -> tuple[httpx.Response, float]:

@@ -75,6 +75,7 @@ async def test_a_clip_is_submitted_watched_and_played_and_another_one_canceled(
 
     soft = await submitted(page, "hold the first")
     await page.until("document.querySelector('.doing').textContent.includes('of 25')")
+    await page.until("document.querySelector('.warnings').textContent.includes('knows none of these words')")
     await page.click(".actions button:nth-of-type(1)")
     await page.until(f"{STATUS} === 'Canceled (finishing)'")
     await page.click(".actions .danger")

@@ -58,7 +58,7 @@ def test_keys_are_made_listed_rotated_and_revoked(tmp_path: Path) -> None:
     made = run("keys", "create", "--tenant", "acme", "--scope", "service", "--signing", *here)
     token = next(word for word in made.split() if word.startswith("rg_"))
     assert any(word.startswith("whsec_") for word in made.split())
-    assert "signing secret" in made
+    assert "signing key" in made
     key = KeyRing(file).authenticate(token)
     assert key is not None
     assert key.scope is Scope.SERVICE
@@ -114,6 +114,7 @@ def test_an_image_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_keeps_the_api_from_starting(no_gateway: str, tmp_path: Path) -> None:
     port = no_gateway.rpartition(":")[2]
+    (tmp_path / "keys.toml").touch()
     done = reelgate("api", environment=clean_environment(REELGATE_PORT=port, REELGATE_DATA_DIR=str(tmp_path)))
     assert done.returncode == 5
     assert "REELGATE_PORT" in done.stderr

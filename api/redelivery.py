@@ -1,0 +1,136 @@
+"""Sending callbacks again by the time in which their tasks ended: after an outage of a receiver, page by page.
+
+The list comes from visibility, which lags behind; whether a callback is sent again, its own deliveries decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from temporalio.client import Client, WorkflowExecution
+
+from api.auth import Caller
+from api.callback_schemas import RedeliverRange, RedeliveryItem, RedeliveryPage
+from api.cursors import Cursors
+from api.deliveries import Deliveries, has_event
+from api.jobs import Job, Jobs
+from api.problems import ValidationFailedError
+from api.readings import Readings
+from api.temporal_calls import bounded
+from workers.keys import Scope
+from workflows import naming
+from workflows.tasks import CallbackStatus
+
+_PARALLEL: Final = 8
+_FIRST_DELIVERY = re.compile(naming.callback_id(r"(t[a-z2-7]{26})"))
+"""Ids of the deliveries that jobs started. They started when their tasks ended, so their start is the time asked for;
+later deliveries of the same task are looked up by its id."""
+_CONDITIONS: Final = {
+    "undelivered": " AND CallbackStatus != 'SUCCEEDED'",
+    # A terminated delivery keeps the attribute of its last moment.
+    "failed": " AND CallbackStatus != 'SUCCEEDED' AND ExecutionStatus != 'Running'",
+    "all": "",
+}
+
+
+class RangeRedelivery:
+    """Sends callbacks of a user, or of all end users of a tenant, again."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        jobs: Jobs,
+        readings: Readings,
+        deliveries: Deliveries,
+        cursors: Cursors,
+        call_limit: timedelta,
+    ) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._readings = readings
+        self._deliveries = deliveries
+        self._cursors = cursors
+        self._limit = call_limit
+
+    async def page(self, caller: Caller, wanted: RedeliverRange) -> RedeliveryPage:
+        """Look at one page, and send what is to be sent unless it is a dry run.
+
+        A service key that names no end user acts for all of its tenant.
+
+        Raises:
+            ValidationFailedError: the cursor is not one of ours.
+            TemporalUnavailableError: no answer in time; the same page can be asked for again.
+        """
+        token = None
+        if wanted.cursor is not None:
+            token = self._cursors.open(wanted.cursor)
+            if token is None:
+                raise ValidationFailedError.of("cursor", "cursor", "is not the next_cursor of a page")
+        rows = self._client.list_workflows(_query(caller, wanted), page_size=wanted.limit, next_page_token=token)
+        await bounded(rows.fetch_next_page, limit=self._limit)
+        following = rows.next_page_token
+        turns = asyncio.Semaphore(_PARALLEL)
+
+        async def one(task_id: str) -> RedeliveryItem | None:
+            async with turns:
+                return await self._send_again(caller, task_id, wanted)
+
+        items = await asyncio.gather(*(one(task_id) for task_id in _task_ids(rows.current_page or ())))
+        return RedeliveryPage(
+            dry_run=wanted.dry_run,
+            items=[item for item in items if item is not None],
+            next_cursor=self._cursors.seal(following) if following else None,
+        )
+
+    async def _send_again(self, caller: Caller, task_id: str, wanted: RedeliverRange) -> RedeliveryItem | None:
+        job = await self._jobs.describe(task_id)
+        if job is None or not _acts_for(caller, job) or not has_event(job):
+            return None
+        deliveries = await self._deliveries.of_task(task_id)
+        if not deliveries:
+            return None
+        newest = deliveries[-1]
+        if newest.record.status is CallbackStatus.SUCCEEDED and wanted.status != "all":
+            return None
+        if newest.is_open and wanted.status == "failed":
+            return None
+        if not wanted.dry_run:
+            await self._deliveries.send_again(job, deliveries)
+            self._readings.forget(task_id)
+        return RedeliveryItem(
+            task_id=task_id, status=newest.record.status, action="retry_now" if newest.is_open else "redeliver"
+        )
+
+
+def _whole_tenant(caller: Caller) -> bool:
+    return caller.end_user is None and caller.key.scope.includes(Scope.SERVICE)
+
+
+def _acts_for(caller: Caller, job: Job) -> bool:
+    if _whole_tenant(caller):
+        return job.request.user.tenant == caller.key.tenant
+    return job.request.user == caller.user
+
+
+def _query(caller: Caller, wanted: RedeliverRange) -> str:
+    until = wanted.until or datetime.now(UTC)
+    query = (
+        f"WorkflowType = 'CallbackWorkflow' AND StartTime >= '{_time(wanted.since)}' AND StartTime < '{_time(until)}'"
+    )
+    if not _whole_tenant(caller):
+        query += f" AND UserId = '{naming.user_hash(caller.user)}'"
+    return query + _CONDITIONS[wanted.status]
+
+
+def _task_ids(rows: Sequence[WorkflowExecution]) -> list[str]:
+    matches = [_FIRST_DELIVERY.fullmatch(row.id) for row in rows]
+    return list(dict.fromkeys(match[1] for match in matches if match))
+
+
+def _time(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
