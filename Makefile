@@ -41,8 +41,9 @@ types: $(INSTALLED)
 imports: $(INSTALLED)
 	@$(BIN)/lint-imports
 
+# Two processes, a file at a time: each has servers and workers of its own, and most tests wait more than they work.
 unit: $(INSTALLED)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 soak: $(INSTALLED)
 	@REELGATE_SOAK=1 $(BIN)/pytest -m soak --timeout=3600

@@ -108,7 +108,8 @@ class GenerationWorkflow:
             record = await life
         if record.status is TaskStatus.SUCCEEDED:
             return record
-        if record.status is TaskStatus.CANCELED and self._hard:
+        # By what the record says: a cancel that came after it was written has lost.
+        if record.status is TaskStatus.CANCELED and record.cancel_requested is CancelMode.HARD:
             raise asyncio.CancelledError
         raise ApplicationError(
             record.error_message or record.status,

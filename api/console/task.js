@@ -264,7 +264,7 @@ export class Stage {
       timeline.attempts.map((attempt) => [
         String(attempt.number), attempt.worker_id, clock(attempt.started_at),
         attempt.started_at && attempt.ended_at ? seconds((new Date(attempt.ended_at) - new Date(attempt.started_at)) / 1000) : null,
-        attempt.error_code ?? attempt.outcome ?? "published",
+        attempt.reason ?? attempt.state,
       ])));
   }
 

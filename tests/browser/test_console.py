@@ -83,6 +83,8 @@ async def test_a_clip_is_submitted_watched_and_played_and_another_one_canceled(
 
     hard = await submitted(page, "hold the second")
     await page.until("document.querySelector('.doing').textContent.includes('of 25')")
+    # It moves the buttons down: a click before it may miss them.
+    await page.until("document.querySelector('.warnings').textContent.includes('knows none of these words')")
     await page.click(".actions .danger")
     await page.until(f"{STATUS} === 'Canceled'")
     await page.until("document.querySelector('.screen').innerText.includes('CANCELED')")

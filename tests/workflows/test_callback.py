@@ -23,6 +23,7 @@ from temporalio.worker import Worker
 from tests import receiver as receivers
 from tests.activities.couriers import SECRET, courier
 from tests.receiver import Receiver
+from tests.scale import scaled
 from tests.workflows.outboxes import (
     DELIVERED,
     REFUSED,
@@ -408,7 +409,8 @@ class CountedDelivery(CallbackActivities):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("waiting", [200, pytest.param(1_000, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("waiting", [max(200, scaled(1_000))])
 async def test_dead_endpoint_with_many_waiting_tasks_holds_four_slots_and_delays_nobody(
     client: Client, waiting: int
 ) -> None:
