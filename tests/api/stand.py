@@ -32,6 +32,7 @@ from activities.video import EncodedClip
 from api.admission import Admission
 from api.app import create_app
 from workers.codec import create_key_file
+from workers.connection import connect
 from workers.keys import CHECK_INTERVAL_SECONDS, Scope
 from workers.keys_admin import create_key
 from workers.links import create_secret
@@ -295,15 +296,17 @@ class Stand:
     ) -> AsyncIterator[PlayedGeneration]:
         """The GPU pool and the callbacks are served."""
         played = PlayedGeneration(self.client, self.store, self.folder, self.settings)
+        # A connection of their own: the SDK may not report workers that follow the last ones of a connection at once.
+        client = await connect(self.settings)
         generation = Worker(
-            self.client,
+            client,
             task_queue=naming.gpu_queue("default"),
             activities=[played.generate_clip],
             max_concurrent_activities=slots,
             max_heartbeat_throttle_interval=timedelta(seconds=0.2),
         )
         sender = delivery or PlayedDelivery()
-        callbacks = Worker(self.client, task_queue=naming.CALLBACK_QUEUE, activities=[sender.deliver_callback])
+        callbacks = Worker(client, task_queue=naming.CALLBACK_QUEUE, activities=[sender.deliver_callback])
         async with generation, callbacks:
             try:
                 yield played
