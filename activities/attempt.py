@@ -119,14 +119,23 @@ class Attempt:
         """
         self._parts.scratch.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="attempt-", dir=self._parts.scratch))
+        published: Artifact | None = None
         try:
             await self._refuse_prompt()
             frames = folder / "frames.npy"
             await self._infer(spec, await self._image(folder), frames)
             await self._refuse_clip(frames)
-            return await self._publish(frames, folder, may_publish)
+            published = await self._publish(frames, folder, may_publish)
+            return published
         finally:
-            await self._remove(folder)
+            removing = asyncio.create_task(self._remove(folder))
+            try:
+                await asyncio.shield(removing)
+            except asyncio.CancelledError:
+                await removing
+                # A stop that comes when the clip is out comes too late: the result must not be lost with it.
+                if published is None:
+                    raise
 
     async def _image(self, folder: Path) -> Path | None:
         key = self._asked.parameters.image_key

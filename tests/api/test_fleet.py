@@ -66,7 +66,9 @@ async def test_the_way_of_a_task_is_seen_in_queues_stats_and_workers(narrow: Sta
         queued = [await submit(http, f"work later {n}") for n in range(2)]
 
         await eventually(
-            http, f"/tasks/{queued[1]['task_id']}", lambda task: bool(task["queue"]["estimated_start_seconds"])
+            http,
+            f"/tasks/{queued[1]['task_id']}",
+            lambda task: task["queue"]["position"] == 1 and bool(task["queue"]["estimated_start_seconds"]),
         )
         first, second = [(await http.get(f"/tasks/{task['task_id']}")).json()["queue"] for task in queued]
         assert (first["position"], second["position"]) == (0, 1)
