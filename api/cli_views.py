@@ -142,7 +142,9 @@ def workers(as_json: AsJson = False) -> None:
         _print_json(found)
         return
     running = Column("tasks", no_wrap=True, min_width=27)
-    table = Table("worker", "queue", "status", "used", "free", "heartbeat", running, box=None)
+    # The pool is what one looks for; the name of a worker may break.
+    queue = Column("queue", no_wrap=True, min_width=max((len(worker.task_queue) for worker in found.items), default=0))
+    table = Table("worker", queue, "status", "used", "free", "heartbeat", running, box=None)
     for worker in found.items:
         table.add_row(
             _plain(worker.identity.partition(" health ")[0]),
