@@ -7,6 +7,7 @@ leaves ends the watch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Final
@@ -20,11 +21,14 @@ from api.readings import Readings, is_task_id
 from api.task_events import BEGINNING, LINE_END, EventId
 from api.task_history import TaskHistory
 from api.task_watch import TaskWatch
+from workflows.tasks import User
 
 PROGRESS_INTERVAL: Final = timedelta(seconds=1)
 """Workers beat every 2 s at most; a describe per second and watched task shows a beat soon after it came."""
 MAX_STREAMS: Final = 2_000
 """Streams per process. Each costs a socket and about 55 KB; past this, others could no longer be answered."""
+MAX_STREAMS_OF_A_USER: Final = 1_000
+"""One user, whose task may have a large audience, takes no more than half of them."""
 RECONNECT_MILLISECONDS: Final = 2_000
 """Told to clients: after a cut, e.g. by a deploy, they come back soon, but do not hammer a server that boots."""
 
@@ -58,7 +62,8 @@ class EventHub:
         self._limit = call_limit
         self._interval = interval
         self._watches: dict[str, TaskWatch] = {}
-        self._streams = 0
+        self._streams = Counter[User]()
+        """By whose they are."""
 
     @property
     def watched(self) -> int:
@@ -82,12 +87,16 @@ class EventHub:
         user = caller.user
         if not is_task_id(task_id):
             raise TaskNotFoundError
-        if self._streams >= MAX_STREAMS:
+        if self._streams.total() >= MAX_STREAMS:
             raise RateLimitedError("Too many event streams are open here.", retry_after_seconds=_BUSY_SECONDS)
+        if self._streams[user] >= MAX_STREAMS_OF_A_USER:
+            raise RateLimitedError(
+                f"You have {MAX_STREAMS_OF_A_USER} event streams open here.", retry_after_seconds=_BUSY_SECONDS
+            )
         watch = self._watch(task_id)
         watch.listeners += 1
-        self._streams += 1
-        stream = EventStream(watch, on_leave=lambda: self._left(task_id, watch))
+        self._streams[user] += 1
+        stream = EventStream(watch, on_leave=lambda: self._left(task_id, user, watch))
         try:
             await watch.opened(user)
         except BaseException:
@@ -106,8 +115,10 @@ class EventHub:
             self._watches[task_id] = watch
         return watch
 
-    def _left(self, task_id: str, watch: TaskWatch) -> None:
-        self._streams -= 1
+    def _left(self, task_id: str, user: User, watch: TaskWatch) -> None:
+        self._streams[user] -= 1
+        if not self._streams[user]:
+            del self._streams[user]
         watch.listeners -= 1
         if watch.listeners == 0:
             watch.stop()

@@ -1,8 +1,9 @@
 """Input images: taken out of a data URL or fetched, and really decoded before anything is stored.
 
 The type comes from the content, not from what the client calls it. Bytes are bounded before base64 is decoded, and
-pixels after the header is read and before a pixel is, so that a small file cannot unfold into gigabytes. The
-original bytes are kept: pipelines scale as they need, and the hash names what the client sent.
+pixels after the header is read and before a pixel is, so that a small file cannot unfold into gigabytes, nor, by
+scan after scan over the same pixels, into hours of work. The original bytes are kept: pipelines scale as they need,
+and the hash names what the client sent.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from activities.http_guard import FetchError, GuardedClient, UrlRefusedError
 _MEDIA_TYPES: Final = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "MPO": "image/jpeg"}
 """By Pillow's name. MPO is a JPEG with more pictures behind the first, as many phones write it."""
 _FORMATS: Final = ("PNG", "JPEG", "WEBP")
+MAX_JPEG_SCANS: Final = 100
+"""Each scan walks over every pixel again and may be ten bytes long: a small file could hold a core for hours.
+Encoders write about ten."""
+_JPEG_SCAN: Final = b"\xff\xda"
+"""Marker of a scan; inside of compressed pixels these two bytes do not follow each other."""
 _DATA_SCHEME: Final = "data:"
 _FETCH_RULES: Final = {"ADDRESS_REFUSED": "address", "TOO_LARGE": "image_bytes"}
 """Where the same rule has a name already; the others are `image_<code of the fetch error>`."""
@@ -140,6 +146,8 @@ def _decode(content: bytes, limits: ImageLimits) -> InputImage:
         if width * height > limits.max_pixels:
             raise _too_many_pixels(limits)
         media_type = _MEDIA_TYPES[image.format or ""]
+        if media_type == "image/jpeg" and content.count(_JPEG_SCAN) > MAX_JPEG_SCANS:
+            raise InvalidImageError("image_scans", f"has more than {MAX_JPEG_SCANS} progressive scans")
         if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
             raise InvalidImageError("image_animated", "must be a single picture, not an animation")
         image.load()

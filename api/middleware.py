@@ -30,7 +30,14 @@ UNLOGGED: Final = "reelgate.unlogged"
 """Set in the scope of a request that is worth a line in the debug log only."""
 _USABLE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CODEC_TOKEN = re.compile(r"/api/v1/codec/(?!decode\Z).*", re.DOTALL)
-_DOCS: Final = ("/docs", "/redoc")
+_DOCS: Final = "/docs"
+_DOCS_POLICY: Final = (
+    b"default-src 'none'; script-src https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/ 'unsafe-inline'; "
+    b"style-src https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/ 'unsafe-inline'; "
+    b"img-src 'self' data: https://fastapi.tiangolo.com/img/; connect-src 'self'; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The page has a script of its own and takes the rest from there. Keys are entered in it: it may talk to us only."""
 _QUIET: Final = ("/healthz", "/readyz", "/metrics")
 _SERVER_ERROR: Final = 500
 
@@ -117,8 +124,8 @@ class RequestContext:
     def _add_headers(self, message: Message, path: str, name: str) -> None:
         headers: list[tuple[bytes, bytes]] = list(message.get("headers", ()))
         present = {header for header, _ in headers}
-        # The documentation page loads its scripts from elsewhere.
         if path.startswith(_DOCS):
+            headers.append((b"content-security-policy", _DOCS_POLICY))
             present.add(b"content-security-policy")
         headers += [pair for pair in self._headers if pair[0] not in present]
         headers.append((_REQUEST_ID_HEADER, name.encode()))

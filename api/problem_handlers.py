@@ -101,7 +101,8 @@ def _is_json(request: Request) -> bool:
 
 def field_error(error: Mapping[str, Any]) -> FieldError:
     """One of pydantic's errors: field, rule and message, never the value sent."""
-    place = [part for part in error["loc"] if part not in _PLACES] if error["loc"] else []
+    first, *rest = error["loc"] or ("body",)
+    place = rest if first in _PLACES else [first, *rest]
     blamed = error.get("ctx", {}).get("field")
     field = str(blamed) if blamed else ".".join(map(str, place)) or "body"
     return FieldError(field=_printable(field), rule=str(error["type"]), message=_printable(str(error["msg"])))

@@ -37,6 +37,8 @@ def embedded_server(app: FastAPI, *, graceful_seconds: int) -> EmbeddedServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            # uvicorn would believe `X-Forwarded-For` of this machine; whom to believe is `trusted_proxies`' to say.
+            proxy_headers=False,
             timeout_graceful_shutdown=graceful_seconds,
         )
     )

@@ -17,8 +17,8 @@ from typing import Final
 from activities.inference.messages import FromProcess, ToProcess, framed, read_message
 
 _PROCESS_MODULE: Final = "activities.inference.process"
-_PRIVATE_PREFIX: Final = "REELGATE_"
-"""The worker's own settings, secrets among them: nothing that the child needs."""
+_PRIVATE_PREFIXES: Final = ("REELGATE_", "TEMPORAL_", "AWS_")
+"""Settings and credentials of the worker: nothing that the child needs."""
 
 _EXIT_SECONDS: Final = 1.0
 """For a process that closed its channel to exit by itself."""
@@ -107,7 +107,7 @@ class Child:
 
 
 def _environment(threads: int | None) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIX)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_PRIVATE_PREFIXES)}
     offline_and_quiet = {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

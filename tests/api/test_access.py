@@ -88,6 +88,15 @@ def assert_refused(reply: httpx.Response, status: int, code: str) -> None:
         assert_problem(reply, status, code)
 
 
+def strangers(stand: Stand) -> list[dict[str, str]]:
+    """Headers of other users: of the same tenant, the tenant itself with all rights, and of another tenant."""
+    return [
+        {"Authorization": f"Bearer {stand.service_key}", "X-User-Id": "someone-else"},
+        {"Authorization": f"Bearer {stand.keys['operator']}"},
+        {"Authorization": f"Bearer {stand.keys['user']}"},
+    ]
+
+
 @pytest_asyncio.fixture
 async def owned(stand: Stand) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     """The owner and a task that ended with a clip."""
@@ -119,13 +128,7 @@ async def test_another_users_task_is_404_on_every_route_and_unharmed(
 ) -> None:
     owner, task_id = owned
     before = (await owner.get(f"/tasks/{task_id}")).json()
-    others = [
-        {"Authorization": f"Bearer {stand.service_key}", "X-User-Id": "someone-else"},
-        # The tenant of the service key itself, and other tenants.
-        {"Authorization": f"Bearer {stand.keys['operator']}"},
-        {"Authorization": f"Bearer {stand.keys['user']}"},
-    ]
-    for headers in others:
+    for headers in strangers(stand):
         async with http_client(stand.url, headers) as stranger:
             for route in OF_A_TASK:
                 assert_refused(await ask(stranger, route, task_id=task_id), 404, "TASK_NOT_FOUND")
@@ -172,10 +175,15 @@ async def test_another_users_batch_is_404_on_every_route_and_known_to_its_owner(
         posted = await owner.post("/batches", json={"items": [{"prompt": f"mine {uuid4().hex}"}]})
         assert posted.is_success, posted.text
         batch_id = posted.json()["batch_id"]
-        strange = {"Authorization": f"Bearer {stand.service_key}", "X-User-Id": "someone-else"}
-        async with http_client(stand.url, strange) as stranger:
-            for route in OF_A_BATCH:
-                assert (await ask(stranger, route, batch_id=batch_id)).status_code == 404, route
+        for headers in strangers(stand):
+            async with http_client(stand.url, headers) as stranger:
+                for route in OF_A_BATCH:
+                    assert_refused(await ask(stranger, route, batch_id=batch_id), 404, "BATCH_NOT_FOUND")
+                listed = (await stranger.get("/api/v1/batches", params={"limit": 100})).json()["items"]
+                assert batch_id not in [batch["batch_id"] for batch in listed]
+        assert (await owner.get(f"/batches/{batch_id}")).json()["status"] != "CANCELED"
         async with http_client(stand.url, owner.headers.raw) as client:
-            for route in sorted(OF_A_BATCH, key=lambda route: route.method != "GET"):
-                assert (await ask(client, route, batch_id=batch_id)).status_code not in (401, 403, 404), route
+            for route in sorted(OF_A_BATCH, key=lambda route: (route.method == "DELETE", route.method != "GET")):
+                reply = await ask(client, route, batch_id=batch_id)
+                assert "BATCH_NOT_FOUND" not in reply.text, route
+                assert reply.status_code not in (401, 403), route

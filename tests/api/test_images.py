@@ -57,6 +57,14 @@ def png_claiming(width: int, height: int) -> bytes:
     )
 
 
+def scanned(times: int) -> bytes:
+    """A progressive JPEG of a megapixel, whose last scan is repeated with nothing in it."""
+    whole = picture("JPEG", (1_000, 1_000), progressive=True)
+    header = whole[whole.rfind(b"\xff\xda") :][:10]
+    assert header[:4] == b"\xff\xda\x00\x08"
+    return whole.removesuffix(b"\xff\xd9") + (header + b"\0") * times + b"\xff\xd9"
+
+
 def data_url(content: bytes, label: str = "image/png") -> str:
     return f"data:{label};base64,{base64.b64encode(content).decode()}"
 
@@ -97,17 +105,22 @@ def test_a_phones_jpeg_with_a_second_picture_inside_is_taken() -> None:
         (picture("PNG", (1_001, 1_000)), "image_pixels"),
         (png_claiming(30_000, 30_000), "image_pixels"),
         (png_claiming(2**31 - 1, 2**31 - 1), "image_pixels"),
+        (scanned(10_000), "image_scans"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 200_001, "image_bytes"),
     ],
     ids=[
         *("empty", "gif", "bmp", "tiff", "svg", "cut png", "cut jpeg", "cut webp", "broken png"),
-        *("animated png", "animated webp", "too many pixels", "bomb", "huge bomb", "too many bytes"),
+        *("animated png", "animated webp", "too many pixels", "bomb", "huge bomb", "scan bomb", "too many bytes"),
     ],
 )
 def test_what_is_no_picture_within_the_limits_is_refused(content: bytes, rule: str) -> None:
     with pytest.raises(InvalidImageError) as caught:
         check_image(content, LIMITS)
     assert caught.value.rule == rule
+
+
+def test_a_progressive_jpeg_as_encoders_write_it_is_taken() -> None:
+    assert check_image(scanned(5), LIMITS).media_type == "image/jpeg"
 
 
 async def test_a_data_url_is_measured_before_it_is_decoded() -> None:

@@ -88,6 +88,44 @@ def test_another_end_user_or_idempotency_key_does_not_pass(signing: Signing, hea
         checked(signing, {**scope, "headers": [*headers, (header, b"bob")]})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("timestamp", str(NOW + 1)), ("nonce", "another-nonce-of-24-char"), ("body", "0" * 64)]
+)
+def test_another_time_nonce_or_body_in_the_header_does_not_pass(signing: Signing, field: str, value: str) -> None:
+    scope = signing.request()
+    fields = dict(part.split("=") for part in credentials_of(scope).split(","))
+    assert fields[field] != value
+    changed = ",".join(f"{name}={each}" for name, each in {**fields, field: value}.items())
+    with pytest.raises(UnauthenticatedError, match="signature is wrong"):
+        signing.check.signed(scope, changed)
+
+
+def test_each_field_stands_once_and_no_other_does(signing: Signing) -> None:
+    scope = signing.request()
+    good = credentials_of(scope)
+    key, _, others = good.partition(",")
+    for credentials in (f"{good},{key}", f"{good},more=1", others):
+        with pytest.raises(UnauthenticatedError, match="each once"):
+            signing.check.signed(scope, credentials)
+
+
+def test_a_header_that_is_sent_twice_is_not_the_one_that_was_signed(signing: Signing) -> None:
+    request = httpx.Request("GET", "http://gateway/api/v1/models", headers={"X-User-Id": "alice"})
+    scope = scope_of(next(RequestSigner(signing.signing_key, clock=lambda: NOW).auth_flow(request)))
+    checked(signing, scope)
+    headers = scope["headers"]
+    assert isinstance(headers, list)
+    for both in ([(b"x-user-id", b"bob"), *headers], [*headers, (b"x-user-id", b"bob")]):
+        with pytest.raises(UnauthenticatedError, match="signature is wrong"):
+            checked(signing, {**scope, "headers": both})
+
+
+def test_a_user_id_outside_of_ascii_is_signed_byte_for_byte(signing: Signing) -> None:
+    request = httpx.Request("GET", "http://gateway/api/v1/models", headers=[(b"X-User-Id", "zoë".encode())])
+    scope = scope_of(next(RequestSigner(signing.signing_key, clock=lambda: NOW).auth_flow(request)))
+    assert checked(signing, scope).key == signing.key
+
+
 def test_a_proxy_may_sort_the_query(signing: Signing) -> None:
     checked(signing, {**signing.request(), "query_string": b"a=1&b=2"})
 
@@ -161,6 +199,7 @@ def _mutations(draw: st.DrawFn) -> tuple[int, int, str]:
     return draw(st.integers(0, 300)), draw(st.integers(0, 3)), draw(st.text(LATIN_1, max_size=3))
 
 
+@pytest.mark.soak
 @hypothesis_settings(
     max_examples=scaled(100_000) // INPUTS_PER_EXAMPLE,
     deadline=None,
