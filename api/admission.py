@@ -11,6 +11,7 @@ from temporalio.service import RPCError
 from api import admission_client
 from api.admission_client import Grant
 from api.auth import Caller
+from api.control_pulse import ControlPulse
 from api.problems import TemporalUnavailableError
 from api.queue_statistics import Queues
 from workers.keys import Scope
@@ -18,8 +19,9 @@ from workers.settings import Settings, Tier
 from workflows.quotas import Allowance, TierLimits
 from workflows.tasks import GenerationInput
 
-ADMIT_WITHIN: Final = timedelta(seconds=2.6)
-"""A submission without a control worker is answered in 3 s; the rest is for its other calls."""
+ADMIT_WITHIN: Final = timedelta(seconds=2.2)
+"""A submission without a control worker is answered in 3 s; the rest is for its other calls. A control worker that is
+at work gets longer, see `control_pulse`."""
 UNLIMITED: Final = 1_000_000
 """The tenant's account counts places; the rates are its users' own."""
 
@@ -66,13 +68,14 @@ class TierAdmission:
         self._client = client
         self._settings = settings
         self._queues = queues
+        self._pulse = ControlPulse(client)
 
     async def admit(self, caller: Caller, request: GenerationInput) -> Grant:
         """Take the places for a task; asked again for the same task, the same places.
 
         Raises:
             TooManyPendingTasksError, RateLimitedError, QuotaExhaustedError: a limit is reached.
-            AdmissionUnavailableError: no control worker answered within `ADMIT_WITHIN`.
+            AdmissionUnavailableError: no control worker answered in time.
             TemporalUnavailableError: Temporal refuses to serve.
         """
         tier = self._settings.tier(caller.key.tier)
@@ -85,6 +88,7 @@ class TierAdmission:
                 tenant_limits=tenant_limits(self._settings, tier) if acts_for_end_user(caller) else None,
                 estimated_gpu_seconds=await self._estimate(tier, request.pool),
                 timeout=ADMIT_WITHIN,
+                pulse=self._pulse,
             )
         except RPCError as error:
             raise TemporalUnavailableError from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from temporalio.converter import value_to_type
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from api.control_pulse import ControlPulse
 from api.problems import (
     AdmissionUnavailableError,
     GatewayError,
@@ -49,6 +51,11 @@ from workflows.quotas import (
 from workflows.tasks import AdmissionPlace, User
 
 ADMIT_TIMEOUT: Final = timedelta(seconds=3)
+"""Without a control worker."""
+ADMIT_AT_MOST: Final = timedelta(seconds=15)
+"""While control workers are at work, and have others to answer first."""
+READY_WITHIN: Final = timedelta(seconds=5)
+"""How long a fresh admission may take to list the running tasks."""
 WITHDRAW_TIMEOUT: Final = timedelta(seconds=0.4)
 """Kept back from the admit timeout, so that giving up leaves no place behind."""
 UNSTARTED_AFTER: Final = timedelta(seconds=60)
@@ -116,6 +123,7 @@ async def admit(
     tenant_limits: TierLimits | None = None,
     estimated_gpu_seconds: float = 0.0,
     timeout: timedelta = ADMIT_TIMEOUT,
+    pulse: ControlPulse | None = None,
 ) -> Grant:
     """Get a place for a task from its user and, with `tenant_limits`, from the tenant above.
 
@@ -126,22 +134,23 @@ async def admit(
         TooManyPendingTasksError: all places are held, and their holders are real.
         RateLimitedError: the bucket is empty.
         QuotaExhaustedError: the allowance is used up.
-        AdmissionUnavailableError: no answer within `timeout`.
+        AdmissionUnavailableError: no answer within `timeout`, or within `ADMIT_AT_MOST` while control workers are at
+            work; `pulse` tells.
     """
     levels = [_Level(admission_id=admission_id(user), user_hash=user_hash(user), limits=limits)]
     if tenant_limits is not None:
         levels.append(_Level(admission_id=tenant_admission_id(user.tenant), user_hash="", limits=tenant_limits))
-    claim = uuid4().hex
+    claim, pulse = uuid4().hex, pulse or ControlPulse(client)
     places: list[AdmissionPlace] = []
     asked: list[str] = []
     try:
-        async with asyncio.timeout((timeout - WITHDRAW_TIMEOUT).total_seconds()):
+        async with pulse.limit(at_least=timeout - WITHDRAW_TIMEOUT, at_most=ADMIT_AT_MOST - WITHDRAW_TIMEOUT):
             for level in levels:
                 asked.append(level.admission_id)
                 request = AdmitRequest(
                     task_id=task_id, claim=claim, limits=level.limits, estimated_gpu_seconds=estimated_gpu_seconds
                 )
-                places.append(await _admit(client, level, request))
+                places.append(await _admit(client, level, request, pulse))
     except GatewayError:
         # Refused: only the levels before hold something, and a refusal must not leave an event behind.
         await _withdraw(client, asked[: len(places)], task_id, claim)
@@ -164,18 +173,18 @@ async def withdraw(client: Client, grant: Grant) -> None:
     await _withdraw(client, [place.admission_id for place in grant.places], grant.task_id, grant.claim)
 
 
-async def _admit(client: Client, level: _Level, request: AdmitRequest) -> AdmissionPlace:
+async def _admit(client: Client, level: _Level, request: AdmitRequest, pulse: ControlPulse) -> AdmissionPlace:
     """Admit; on a refusal look once whether the places are really held."""
     try:
         try:
-            return await _ask(client, level, request)
+            return await _ask(client, level, request, pulse)
         except _RefusedOnceError as refused:
             if refused.refusal.reason not in _HEALABLE:
                 raise
             stale = await _stale_places(client, refused.refusal)
             if not stale:
                 raise
-            return await _ask(client, level, replace(request, stale=stale))
+            return await _ask(client, level, replace(request, stale=stale), pulse)
     except _RefusedOnceError as refused:
         raise _problem(level, refused.refusal) from None
 
@@ -205,22 +214,31 @@ def _problem(level: _Level, refusal: Refusal) -> GatewayError:
             return AdmissionUnavailableError()
 
 
-async def _ask(client: Client, level: _Level, request: AdmitRequest) -> AdmissionPlace:
+async def _ask(client: Client, level: _Level, request: AdmitRequest, pulse: ControlPulse) -> AdmissionPlace:
     """Send one admit until it is answered; the caller's time limit is the only end."""
     update_id = f"{request.claim}-{'heal' if request.stale else 'admit'}"
-    delay = 0.02
+    delay, not_ready, ready_until = 0.02, 0, time.monotonic() + READY_WITHIN.total_seconds()
     while True:
         try:
-            return await _send(client, level, request, update_id)
+            place = await _send(client, level, request, f"{update_id}-{not_ready}" if not_ready else update_id)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError) and cause.type in RefusalReason.__members__:
-                raise _RefusedOnceError(value_to_type(Refusal, cause.details[0])) from error
-            if not (isinstance(cause, ApplicationError) and cause.type == _CLOSED_MEANWHILE):
+                pulse.heard()
+                if cause.type == RefusalReason.NOT_READY and time.monotonic() < ready_until:
+                    # Asked again under another id: the answer to this one stays what it was.
+                    not_ready += 1
+                    delay = max(delay, 0.2)
+                else:
+                    raise _RefusedOnceError(value_to_type(Refusal, cause.details[0])) from error
+            elif not (isinstance(cause, ApplicationError) and cause.type == _CLOSED_MEANWHILE):
                 raise
         except RPCError as error:
             if error.status not in _PASSING:
                 raise
+        else:
+            pulse.heard()
+            return place
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
         delay = min(delay * 2, 0.5)
 

@@ -93,6 +93,7 @@ class Readings:
         self._queues = queues
         self._waiting = waiting
         self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
+        self._forgotten = 0
 
     async def task(self, caller: Caller, task_id: str) -> Reading:
         """The caller's task.
@@ -146,25 +147,26 @@ class Readings:
         return self._render(job, await self._delivery(job), await self._queue(job, patient=False))
 
     def forget(self, task_id: str) -> None:
-        """Drop what is remembered of a task."""
+        """Drop what is remembered of a task, and what a read that is under way would remember."""
+        self._forgotten += 1
         self._remembered.pop(task_id, None)
 
     async def _reading(self, task_id: str) -> Reading | None:
-        now = time.monotonic()
+        now, forgotten = time.monotonic(), self._forgotten
         known = self._remembered.get(task_id)
         if known is not None and now < known.until:
             return known.reading
         if known is not None and now < known.job_until:
             job, job_until = known.reading.job, known.job_until
         else:
-            self.forget(task_id)
+            self._remembered.pop(task_id, None)
             described = await self._jobs.describe(task_id)
             if described is None:
                 return None
             job, job_until = described, now + CLOSED_SECONDS
         delivery = await self._delivery(job)
         reading = self._render(job, delivery, await self._queue(job))
-        if job.closing is not None:
+        if job.closing is not None and forgotten == self._forgotten:
             settled = delivery is None or delivery.is_final
             job_until = min(job_until, now + _seconds_to_expiry(job))
             self._remember(

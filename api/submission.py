@@ -8,7 +8,7 @@ link that ended, so that parallel repeats meet there too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from activities.egress_policy import EgressPolicy, UrlRefusedError
@@ -40,6 +40,8 @@ from workflows import naming
 from workflows.states import TaskStatus
 from workflows.tasks import CallbackTarget, GenerationInput, TaskPriority
 
+ENDS_WITHIN: Final = timedelta(seconds=3)
+"""How long a canceled task that cannot be taken back is waited for: a step and what follows it."""
 MAX_ROUNDS: Final = 5
 """Each round lost means that another request moved the chain on in the same moment."""
 
@@ -228,8 +230,10 @@ class Submissions:
         """The open job; a soft cancel of it is taken back."""
         if job.status is not TaskStatus.CANCELED:
             return job
-        await self._jobs.revive(job.request.task_id)
-        # Revived or ended in the same moment: what it is now decides, and a closed one starts another round.
+        if not await self._jobs.revive(job.request.task_id):
+            # It is about to end, and only its end says whether it has a clip.
+            await self._jobs.wait_closed(job.request.task_id, ENDS_WITHIN)
+        # Revived or ended: what it is now decides, and a closed one starts another round.
         current = await self._jobs.describe(job.request.task_id)
         if current is None or (current.closing is not None and not _still_answers(current)):
             return None

@@ -221,7 +221,7 @@ class Receiver:
         """Answer the next requests like this, in order."""
         self._script.extend(behaviours)
 
-    async def wait_for(self, count: int, timeout: float = 10.0) -> list[ReceivedRequest]:
+    async def wait_for(self, count: int, timeout: float = 30.0) -> list[ReceivedRequest]:
         """Wait until `count` requests have come in all, and return them."""
         async with asyncio.timeout(timeout), self._arrived:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)

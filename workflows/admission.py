@@ -19,7 +19,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, FailureError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import naming
+    import workflows.naming as naming
     from workflows.admission_ledger import AdmissionLedger
     from workflows.contracts import AdmissionActivities
     from workflows.quotas import (

@@ -17,7 +17,7 @@ from temporalio.common import RetryPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import naming
+    import workflows.naming as naming
     from workflows.batch_ledger import BatchLedger
     from workflows.batches import (
         BatchInput,
@@ -159,8 +159,9 @@ class BatchWorkflow:
     def _is_long(self) -> bool:
         info, limit = workflow.info(), self._given.continue_after_events
         long = info.is_continue_as_new_suggested() or bool(limit and info.get_current_history_length() >= limit)
-        # What is left after a cancel is short, and the next run would not be a cancelled one.
-        return long and not self._is_stopping()
+        # What is left after a cancel is short, and the next run would not be a cancelled one. A cancel that came in
+        # this very moment is not a flag yet.
+        return long and not self._is_stopping() and workflow.cancellation_reason() is None
 
     def _continue(self) -> None:
         record = self._record()
@@ -249,27 +250,11 @@ class BatchWorkflow:
 
     async def _start_callback(self, target: CallbackTarget, record: BatchRecord) -> None:
         """Start the delivery; after a `reset` there is one already."""
-        given, finished_at = self._given, record.finished_at or record.updated_at
+        given = self._given
         try:
             await workflow.start_child_workflow(
                 CallbackWorkflow.run,
-                CallbackInput(
-                    task_id=given.batch_id,
-                    tenant=given.user.tenant,
-                    url=target.url,
-                    webhook_id=given.batch_id,
-                    # The body is ours; of the event only its kind counts.
-                    event=CallbackEvent(
-                        type="batch.completed",
-                        timestamp=finished_at,
-                        task_id=given.batch_id,
-                        status=TaskStatus.SUCCEEDED,
-                        created_at=given.accepted_at,
-                        finished_at=finished_at,
-                    ),
-                    schedule_seconds=target.schedule_seconds or CALLBACK_SCHEDULE_SECONDS,
-                    body=callback_body(given, record),
-                ),
+                batch_callback_input(given, target, record),
                 id=naming.callback_id(given.batch_id),
                 task_queue=naming.CONTROL_QUEUE,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
@@ -305,6 +290,28 @@ class BatchWorkflow:
             )
         except ActivityError:
             workflow.logger.warning("batch_items_kept", extra={"batch_id": self._given.batch_id})
+
+
+def batch_callback_input(given: BatchInput, target: CallbackTarget, record: BatchRecord) -> CallbackInput:
+    """What a delivery of an ended batch starts with, the first one and every later one."""
+    finished_at = record.finished_at or record.updated_at
+    return CallbackInput(
+        task_id=given.batch_id,
+        tenant=given.user.tenant,
+        url=target.url,
+        webhook_id=given.batch_id,
+        # The body is ours; of the event only its kind counts.
+        event=CallbackEvent(
+            type="batch.completed",
+            timestamp=finished_at,
+            task_id=given.batch_id,
+            status=TaskStatus.SUCCEEDED,
+            created_at=given.accepted_at,
+            finished_at=finished_at,
+        ),
+        schedule_seconds=target.schedule_seconds or CALLBACK_SCHEDULE_SECONDS,
+        body=callback_body(given, record),
+    )
 
 
 def callback_body(given: BatchInput, record: BatchRecord) -> str:

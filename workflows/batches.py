@@ -4,7 +4,8 @@ A batch has up to a thousand items, so what it carries is kept small: one letter
 digits for its content. The items themselves are an object in the store, and the ids of their tasks can be computed.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the converter resolves the annotations of every value that it decodes,
+# and would compile each that is text.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -14,6 +14,7 @@ from temporalio import activity
 
 from workflows.batches import BatchStep, BatchStepResult, CancelItemsInput, RemoveItemsInput
 from workflows.quotas import ListRunningTasksInput, ListUsedInput, RunningTasks, UsedAmount
+from workflows.rollouts import BeginRolloutInput, Observation, ObserveInput, RampInput, SettleInput
 from workflows.tasks import (
     Artifact,
     DeliverCallbackInput,
@@ -36,6 +37,10 @@ LIST_USED: Final = "list_used"
 RUN_BATCH_STEP: Final = "run_batch_step"
 CANCEL_BATCH_ITEMS: Final = "cancel_batch_items"
 REMOVE_BATCH_ITEMS: Final = "remove_batch_items"
+BEGIN_ROLLOUT: Final = "begin_rollout"
+SET_CANARY_SHARE: Final = "set_canary_share"
+OBSERVE_ROLLOUT: Final = "observe_rollout"
+SETTLE_ROLLOUT: Final = "settle_rollout"
 
 
 class GenerationActivities(ABC):
@@ -118,3 +123,31 @@ class BatchActivities(ABC):
     @abstractmethod
     async def remove_batch_items(self, request: RemoveItemsInput) -> None:
         """Remove the stored items of a batch."""
+
+
+class RolloutActivities(ABC):
+    """Runs on the control queue."""
+
+    @activity.defn(name=BEGIN_ROLLOUT)
+    @abstractmethod
+    async def begin_rollout(self, request: BeginRolloutInput) -> str:
+        """Give the canary its share of new tasks and return the build id of the current version.
+
+        Raises:
+            ApplicationError: `ROLLOUT_REFUSED`, final: there is no such version, or none to compare it with.
+        """
+
+    @activity.defn(name=SET_CANARY_SHARE)
+    @abstractmethod
+    async def set_canary_share(self, request: RampInput) -> bool:
+        """Change the share. False: the deployment is not as the rollout left it, and stays as it is."""
+
+    @activity.defn(name=OBSERVE_ROLLOUT)
+    @abstractmethod
+    async def observe_rollout(self, request: ObserveInput) -> Observation:
+        """Count what has ended since the last look, and compare."""
+
+    @activity.defn(name=SETTLE_ROLLOUT)
+    @abstractmethod
+    async def settle_rollout(self, request: SettleInput) -> bool:
+        """Promote or roll back. False: the deployment is not as the rollout left it, and stays as it is."""

@@ -7,8 +7,9 @@ timeouts, retries, the deadline, both kinds of cancel and the start of the callb
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
@@ -22,11 +23,12 @@ from temporalio.exceptions import (
 from temporalio.exceptions import TimeoutError as ActivityTimeoutError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows import naming
+    import workflows.naming as naming
     from workflows.attempt_budget import AttemptBudget
     from workflows.contracts import ArtifactActivities, GenerationActivities
     from workflows.failures import FAILURE_CLASSES, FailureCode, client_message, code_of_failure
     from workflows.outbox import start_callback, subscribed
+    from workflows.outcomes import Ending, RoundOutcome
     from workflows.policies import start_to_close
     from workflows.states import TaskStatus
     from workflows.task_ledger import TaskLedger
@@ -45,29 +47,10 @@ with workflow.unsafe.imports_passed_through():
         TaskRecord,
     )
 
+_Result = TypeVar("_Result")
+
 _STORE_TRY = timedelta(seconds=10)
 _STORE_PATIENCE = timedelta(seconds=20)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """How one round ended."""
-
-    artifact: Artifact | None = None
-    failure: FailureCode | None = None
-    """None with no artifact: the round was stopped on our own request."""
-    detail: str | None = None
-    gpu_seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ending:
-    """How the task ends."""
-
-    status: TaskStatus
-    artifact: Artifact | None = None
-    code: FailureCode | None = None
-    message: str | None = None
 
 
 @workflow.defn(name="GenerationWorkflow")
@@ -75,7 +58,7 @@ class GenerationWorkflow:
     """One task, one run, from QUEUED to a terminal state.
 
     Command order of a plain task: deadline timer and `generate_clip`; on `attempt_started` the search attributes;
-    at the end, in one workflow task, memo `record`, search attributes and the start of the CallbackWorkflow; then
+    at the end, in one workflow task, memo `record`, search attributes, the start of the CallbackWorkflow and
     `release` to each admission workflow; then the run closes: Completed for SUCCEEDED, Canceled after a
     Temporal cancel, Failed with type = error code for everything else.
 
@@ -96,6 +79,9 @@ class GenerationWorkflow:
         self._token = ""
         self._start: AttemptStarted | None = None
         self._unclean_tokens: list[str] = []
+        self._removed_tokens: list[str] = []
+        self._outcome: RoundOutcome | None = None
+        """How the generation ended; what the task ends as, a cancel or a revive can change until it has ended."""
 
     @workflow.run
     async def run(self, plan: GenerationInput) -> TaskRecord:
@@ -149,18 +135,21 @@ class GenerationWorkflow:
         """Take a soft cancel back while the generation still runs. False: too late, a new task is needed."""
         if self._ended or self._hard or not self._soft:
             return False
+        if self._outcome is not None and self._outcome.artifact is None:
+            # The generation has ended without a clip, only leftovers are being removed.
+            return False
         self._soft = False
         self._enter(TaskStatus.PROCESSING, workflow.now())
         return True
 
     async def _life(self) -> TaskRecord:
         deadline = asyncio.create_task(self._watch_deadline())
-        ending = await self._generate()
+        outcome = self._outcome = await self._generate()
         deadline.cancel()
-        if self._hard and ending.status is TaskStatus.CANCELED:
-            ending = self._without_own_clip(ending)
-        await self._remove_leftovers(ending.artifact)
-        return await self._end(ending)
+        # What comes while leftovers are removed still counts, so the ending is asked for anew.
+        while tokens := self._leftovers(outcome, self._ending(outcome)):
+            await self._remove(tokens)
+        return await self._end(self._ending(outcome))
 
     async def _watch_deadline(self) -> None:
         await workflow.sleep(self._plan.limits.deadline_seconds, summary="deadline")
@@ -169,44 +158,50 @@ class GenerationWorkflow:
     def _must_stop(self) -> bool:
         return self._hard or self._deadline_due
 
-    async def _generate(self) -> _Ending:
+    async def _generate(self) -> RoundOutcome:
         """The attempt loop: one activity per round, every outcome looked up in the class table."""
         if self._plan.retry_of is not None and (found := await self._find_artifact()) is not None:
-            return self._published(found)
+            return RoundOutcome(artifact=found)
         while not self._must_stop():
             outcome = await self._attempt()
             if outcome.artifact is not None:
-                return self._published(outcome.artifact)
+                return outcome
             if self._must_stop() or self._soft:
                 break
             failure = outcome.failure or FailureCode.INTERNAL
             next_round = self._budget.next_round(failure, workflow.random())
             if next_round is None:
-                message = client_message(failure, outcome.detail)
-                return _Ending(status=FAILURE_CLASSES[failure].status, code=failure, message=message)
+                return replace(outcome, failure=failure)
             if self._ledger.status is TaskStatus.PROCESSING:
                 self._enter(TaskStatus.QUEUED, workflow.now())
             workflow.upsert_memo({naming.MEMO_RECORD: self._record()})
             if next_round.delay_seconds > 0:
                 await self._pause(next_round.delay_seconds)
-        return self._stopped()
+        return RoundOutcome()
 
-    def _published(self, artifact: Artifact) -> _Ending:
-        """Any published artifact is success, except under a soft cancel that was not revived."""
-        if self._soft:
-            return replace(self._stopped(), artifact=artifact)
-        return _Ending(status=TaskStatus.SUCCEEDED, artifact=artifact)
+    def _ending(self, outcome: RoundOutcome) -> Ending:
+        """What the task ends as if it ends now.
 
-    def _stopped(self) -> _Ending:
+        Any published artifact is success, except under a soft cancel that was not revived: that one keeps it, unless
+        a hard cancel came after it. Without an artifact a cancel wins over a failure.
+        """
+        artifact, failure = outcome.artifact, outcome.failure
+        if artifact is not None and not self._soft:
+            return Ending(status=TaskStatus.SUCCEEDED, artifact=artifact)
+        if failure is not None and not self._soft and not self._hard:
+            message = client_message(failure, outcome.detail)
+            return Ending(status=FAILURE_CLASSES[failure].status, code=failure, message=message)
+        if artifact is not None and self._hard and self._made(artifact):
+            artifact = None
+        return replace(self._stopped(), artifact=artifact)
+
+    def _stopped(self) -> Ending:
         code = FailureCode.CANCELED if self._hard or self._soft else FailureCode.DEADLINE_EXCEEDED
-        return _Ending(status=FAILURE_CLASSES[code].status, code=code, message=client_message(code))
+        return Ending(status=FAILURE_CLASSES[code].status, code=code, message=client_message(code))
 
-    def _without_own_clip(self, ending: _Ending) -> _Ending:
-        """A hard cancel after a soft one leaves nothing behind, unless the clip is another task's."""
-        if ending.artifact is None or all(a.token != ending.artifact.token for a in self._ledger.attempts):
-            return ending
-        self._unclean_tokens.append(ending.artifact.token)
-        return replace(ending, artifact=None)
+    def _made(self, artifact: Artifact) -> bool:
+        """Whether the clip is ours. One that was found is another task's, and stays."""
+        return any(attempt.token == artifact.token for attempt in self._ledger.attempts)
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -214,7 +209,7 @@ class GenerationWorkflow:
         except TimeoutError:
             return
 
-    async def _attempt(self) -> _Outcome:
+    async def _attempt(self) -> RoundOutcome:
         """One round: schedule the activity once, wait for its end or for a reason to stop it."""
         plan, limits = self._plan, self._plan.limits
         number = 1 + sum(a.outcome is not FailureCode.QUEUE_TIMEOUT for a in self._ledger.attempts)
@@ -251,30 +246,34 @@ class GenerationWorkflow:
         self._note_attempt(number, scheduled_at, outcome)
         return outcome
 
-    async def _outcome_of(self, handle: workflow.ActivityHandle[GenerateClipResult]) -> _Outcome:
+    async def _outcome_of(self, handle: workflow.ActivityHandle[GenerateClipResult]) -> RoundOutcome:
         """The end of a round; a result is looked at first, whatever was asked meanwhile."""
-        await workflow.wait_condition(lambda: handle.done() or self._must_stop())
-        if not handle.done():
-            handle.cancel()
         try:
-            result = await handle
+            result = await self._done_or_stopped(handle)
         except asyncio.CancelledError:
-            return _Outcome(gpu_seconds=self._elapsed_seconds())
+            return RoundOutcome(gpu_seconds=self._elapsed_seconds())
         except ActivityError as error:
             if is_cancelled_exception(error) and self._must_stop():
-                return _Outcome(gpu_seconds=self._elapsed_seconds())
+                return RoundOutcome(gpu_seconds=self._elapsed_seconds())
             if isinstance(error.cause, ActivityTimeoutError) and self._start is not None:
                 # Nobody heard from this attempt at its end: it may have published.
                 self._unclean_tokens.append(self._token)
             detail = error.cause.message if isinstance(error.cause, ApplicationError) else None
-            return _Outcome(failure=code_of_failure(error), detail=detail, gpu_seconds=_reported_gpu_seconds(error))
-        return _Outcome(artifact=result.artifact, gpu_seconds=result.gpu_seconds)
+            return RoundOutcome(failure=code_of_failure(error), detail=detail, gpu_seconds=_reported_gpu_seconds(error))
+        return RoundOutcome(artifact=result.artifact, gpu_seconds=result.gpu_seconds)
+
+    async def _done_or_stopped(self, handle: workflow.ActivityHandle[_Result]) -> _Result:
+        """The result of an activity, which is told to stop when the task has to."""
+        await workflow.wait_condition(lambda: handle.done() or self._must_stop())
+        if not handle.done():
+            handle.cancel()
+        return await handle
 
     def _elapsed_seconds(self) -> float:
         """A stopped attempt reports nothing; the time since its start bounds the GPU seconds it used."""
         return (workflow.now() - self._start.started_at).total_seconds() if self._start is not None else 0.0
 
-    def _note_attempt(self, number: int, scheduled_at: datetime, outcome: _Outcome) -> None:
+    def _note_attempt(self, number: int, scheduled_at: datetime, outcome: RoundOutcome) -> None:
         start, failure = self._start, outcome.failure
         if outcome.artifact is None and failure is None:
             failure = self._stopped().code
@@ -303,19 +302,20 @@ class GenerationWorkflow:
             start_to_close_timeout=_STORE_TRY,
             schedule_to_close_timeout=_STORE_PATIENCE,
         )
-        await workflow.wait_condition(lambda: handle.done() or self._must_stop())
-        if not handle.done():
-            handle.cancel()
         try:
-            return await handle
+            return await self._done_or_stopped(handle)
         except (ActivityError, asyncio.CancelledError):
             return None
 
-    async def _remove_leftovers(self, winner: Artifact | None) -> None:
-        """Remove what lost attempts may have published, so that nobody can reach it; retention gets the rest."""
-        tokens = tuple(t for t in self._unclean_tokens if winner is None or t != winner.token)
-        if not tokens:
-            return
+    def _leftovers(self, outcome: RoundOutcome, ending: Ending) -> tuple[str, ...]:
+        """What lost attempts may have published, and a clip of ours that is not kept; less what was removed."""
+        kept = {*self._removed_tokens, *([ending.artifact.token] if ending.artifact is not None else [])}
+        made = [outcome.artifact.token] if outcome.artifact is not None and self._made(outcome.artifact) else []
+        return tuple(token for token in [*self._unclean_tokens, *made] if token not in kept)
+
+    async def _remove(self, tokens: tuple[str, ...]) -> None:
+        """Remove what attempts have published, so that nobody can reach it; retention gets the rest."""
+        self._removed_tokens.extend(tokens)
         try:
             await workflow.execute_activity_method(
                 ArtifactActivities.remove_artifacts,
@@ -327,12 +327,9 @@ class GenerationWorkflow:
         except ActivityError:
             workflow.logger.warning("leftovers_kept", extra={"task_id": self._plan.task_id})
 
-    async def _end(self, ending: _Ending) -> TaskRecord:
-        """Record, status and callback in one workflow task; then give the places back."""
+    async def _end(self, ending: Ending) -> TaskRecord:
+        """Record, status, callback and the release of the places in one workflow task."""
         plan, now = self._plan, workflow.now()
-        if self._hard and ending.artifact is None:
-            # The cancel came while leftovers were removed.
-            ending = self._stopped()
         self._ended = True
         calls_back = subscribed(plan.callback, ending.status)
         if self._ledger.status is not ending.status:
@@ -353,10 +350,11 @@ class GenerationWorkflow:
                 *([naming.ERROR_CODE.value_set(ending.code)] if ending.code else []),
             ]
         )
+        # The callback's start is not waited for before the places go: both leave with the record.
+        releases = [asyncio.create_task(self._release(place, record)) for place in plan.places]
         if calls_back and plan.callback is not None:
             await start_callback(plan, plan.callback, record)
-        for place in plan.places:
-            await self._release(place, record)
+        await asyncio.gather(*releases)
         return record
 
     async def _release(self, place: AdmissionPlace, record: TaskRecord) -> None:

@@ -57,6 +57,16 @@ def gpu_queue(pool: str) -> str:
     return f"gpu-{pool}"
 
 
+def deployment_name(task_queue: str) -> str:
+    """Worker Deployment of the workers of a task queue; each kind and pool is released by itself."""
+    return f"reelgate-{task_queue}"
+
+
+def rollout_id(pool: str) -> str:
+    """Workflow id of the rollout of a GPU pool: one at a time."""
+    return f"rollout-{pool}"
+
+
 def requeued_priority(key: int, requeues: int) -> int:
     """Priority key after `requeues` queue timeouts: one level up each, never above 1."""
     return max(1, key - requeues)

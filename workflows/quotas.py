@@ -4,7 +4,8 @@ An admission workflow exists once per active user, and once per tenant whose ser
 hands out *places* (unfinished tasks), takes a token from a bucket for each, and counts an allowance per period.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the converter resolves the annotations of every value that it decodes,
+# and would compile each that is text.
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -150,7 +151,7 @@ class UsedPeriod:
         """Start of the next period."""
         return self.started_at + timedelta(seconds=self.seconds)
 
-    def at(self, now: datetime) -> UsedPeriod:
+    def at(self, now: datetime) -> "UsedPeriod":
         """This period, or the unused one that has taken its place."""
         if now < self.ends_at:
             return self

@@ -5,7 +5,8 @@ plain seconds (suffix `_seconds`) because they travel as JSON; times are aware U
 default, so that histories recorded before it still decode.
 """
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: the converter resolves the annotations of every value that it decodes,
+# and would compile each that is text.
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -148,6 +149,8 @@ class GenerationInput:
     fingerprint: str = ""
     """Hash of every field the client sent; compared when the same key comes again."""
     retry_of: str | None = None
+    redriven: bool = False
+    """An operator started it again, not its owner; it holds no places."""
     batch_id: str | None = None
     places: tuple[AdmissionPlace, ...] = ()
 

@@ -141,7 +141,7 @@ async def shop(
     control = Worker(client, task_queue=place.control_queue, workflows=[OneAttemptWorkflow])
     async with control, gpu:
         yield place
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         # The SDK gives permits back from its own threads.
         while studio.pool.leases.permits or studio.health().leased:
             await asyncio.sleep(0.02)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import pytest_asyncio
 from PIL import Image
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError
 
+import activities.attempt
 from activities.artifacts import ArtifactRepository
+from activities.attempt import Attempt
+from activities.generation import ClipGeneration
 from activities.inference.health import DeviceState
 from activities.video import EncodedClip
 from tests.activities.attempt_workflow import OneAttemptWorkflow
@@ -24,7 +31,7 @@ from tests.activities.attempts import Shop, end_of, shop, with_token
 from tests.inference_pools import Studio
 from tests.scale import scaled
 from workflows.failures import FailureCode
-from workflows.tasks import Artifact, GenerateClipInput, GenerationParameters, Limits, Phase
+from workflows.tasks import Artifact, GenerateClipInput, GenerateClipResult, GenerationParameters, Limits, Phase
 
 
 @pytest_asyncio.fixture
@@ -109,11 +116,42 @@ async def test_a_cancel_frees_the_gpu_within_a_step_and_leaves_nothing(gpu: Shop
     assert gpu.leftovers() == []
 
 
+async def test_a_stop_that_comes_while_the_scratch_is_removed_keeps_the_published_clip(
+    gpu: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removing, go_on = threading.Event(), threading.Event()
+
+    def slow_rmtree(folder: Path, *, ignore_errors: bool) -> None:
+        removing.set()
+        go_on.wait(60)
+        shutil.rmtree(folder, ignore_errors=ignore_errors)
+
+    after_cancel = ClipGeneration._after_cancel
+
+    async def noted(
+        self: ClipGeneration, life: asyncio.Task[GenerateClipResult], attempt: Attempt
+    ) -> GenerateClipResult:
+        asyncio.get_running_loop().call_soon(go_on.set)
+        return await after_cancel(self, life, attempt)
+
+    monkeypatch.setattr(activities.attempt, "shutil", SimpleNamespace(rmtree=slow_rmtree))
+    monkeypatch.setattr(ClipGeneration, "_after_cancel", noted)
+    attempt = gpu.attempt()
+    handle = await gpu.start(attempt)
+    assert await asyncio.to_thread(removing.wait, 60)
+    await handle.cancel()
+    async with asyncio.timeout(60):
+        result = await handle.result()
+    assert result.artifact.token == attempt.token
+    assert await gpu.store.get(result.artifact.video_key)
+    assert gpu.leftovers() == []
+
+
 async def test_a_terminated_run_is_stopped_and_publishes_nothing(gpu: Shop) -> None:
     handle = await gpu.start(gpu.endless())
     await gpu.until_step(handle, 5)
     await handle.terminate()
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(30):
         while gpu.studio.health().state is not DeviceState.READY or gpu.leftovers():
             await asyncio.sleep(0.02)
     assert gpu.objects() == []

@@ -136,7 +136,8 @@ def serving(settings: Settings, sock: socket.socket, *, admission: Admission | N
 class PlayedGeneration(GenerationActivities):
     """Publishes at once; `hold ...` waits for its release, `work ...` takes `WORK_SECONDS`, `fail ...` fails.
 
-    `drain ...` is handed back by its first worker. Whatever comes behind the word is ignored.
+    `drain ...` is handed back by its first worker, `flaky ...` fails until the store is `mended`. Whatever comes behind
+    the word is ignored.
     """
 
     def __init__(self, client: Client, store: ObjectStore, folder: Path, settings: Settings) -> None:
@@ -144,6 +145,7 @@ class PlayedGeneration(GenerationActivities):
         self._artifacts = ArtifactRepository(store, retention=settings.retention)
         self._folder = folder
         self.calls: list[GenerateClipInput] = []
+        self.mended = False
         self._released: set[str] = set()
         self._all_released = False
 
@@ -158,6 +160,8 @@ class PlayedGeneration(GenerationActivities):
                 await asyncio.sleep(WORK_SECONDS)
             case "fail":
                 raise ApplicationError("frames are NaN", type=FailureCode.INVALID_OUTPUT, non_retryable=True)
+            case "flaky" if not self.mended:
+                raise ApplicationError("", type=FailureCode.STORAGE_UNAVAILABLE, non_retryable=True)
             case "drain" if attempt.attempt == 1:
                 raise ApplicationError("", type=FailureCode.WORKER_SHUTDOWN, non_retryable=True)
         return GenerateClipResult(
@@ -227,6 +231,9 @@ class PlayedGeneration(GenerationActivities):
 class PlayedDelivery(CallbackActivities):
     """A receiver that takes everything but what goes to a path with `down` in it."""
 
+    def __init__(self, body: str = "{}") -> None:
+        self._body = body
+
     @activity.defn(name=DELIVER_CALLBACK)
     async def deliver_callback(self, delivery: DeliverCallbackInput) -> DeliveryAttempt:
         down = "down" in delivery.url
@@ -236,7 +243,7 @@ class PlayedDelivery(CallbackActivities):
             started_at=datetime.now(UTC),
             duration_ms=1,
             status_code=503 if down else 200,
-            body="{}",
+            body=self._body,
         )
 
 
@@ -343,7 +350,7 @@ def open_stand(folder: Path, url: str, settings: Settings, client: Client, keys:
     return Stand(url=url, settings=settings, client=client, store=object_store(settings), folder=clips, keys=keys)
 
 
-async def until(http: httpx.AsyncClient, task_id: str, *, timeout: float = 15, **expected: object) -> dict[str, Any]:
+async def until(http: httpx.AsyncClient, task_id: str, *, timeout: float = 30, **expected: object) -> dict[str, Any]:
     """Poll a task until its fields are as expected, and return it. What succeeded or failed has to be closed, too."""
     if expected.get("status") in {"SUCCEEDED", "FAILED", "TIMEOUT"}:
         # The places are given back between the last state and the end of the run.

@@ -72,6 +72,19 @@ async def test_hard_after_soft_stops_the_attempt(http: httpx.AsyncClient, played
     assert (await until(http, task["task_id"], is_terminal=True))["status"] == "CANCELED"
 
 
+async def test_the_same_request_after_a_hard_cancel_is_a_new_task_and_never_the_dying_one(
+    http: httpx.AsyncClient, played: PlayedGeneration
+) -> None:
+    task = await submit(http, "hold on once more")
+    await until(http, task["task_id"], status="PROCESSING")
+    await cancel(http, task, "soft")
+    await cancel(http, task, "hard")
+    again = await http.post("/tasks", json={"prompt": "hold on once more"})
+    assert (again.status_code, again.json()["retry_of"]) == (202, task["task_id"])
+    played.release(again.json())
+    await until(http, again.json()["task_id"], status="SUCCEEDED")
+
+
 async def test_cancel_of_a_closed_canceled_task_is_200_with_the_record(
     quiet: Stand, waiting: httpx.AsyncClient
 ) -> None:

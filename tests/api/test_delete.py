@@ -9,11 +9,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from pydantic import SecretStr
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.service import RPCError, RPCStatusCode
 
+from api.admission import OpenAdmission
+from api.app import create_app
+from api.jobs import Delivery, Job
+from api.problems import TaskNotFoundError
+from api.readings import Readings
 from tests.api.stand import VIDEO, PlayedGeneration, Stand, http_client, listening, serving, until
 from tests.api.test_images import data_url, picture
 from tests.api.test_problems import assert_problem
@@ -34,6 +40,33 @@ async def submit(http: httpx.AsyncClient, prompt: str = "a clip", **fields: obje
 async def delete(http: httpx.AsyncClient, task: dict[str, Any]) -> None:
     reply = await http.delete(f"/tasks/{task['task_id']}")
     assert (reply.status_code, reply.content) == (204, b""), reply.text
+
+
+async def test_a_read_that_is_under_way_does_not_bring_a_deleted_task_back(
+    stand: Stand, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await submit(http, "a clip")
+    await until(http, task["task_id"], status="SUCCEEDED")
+    app = create_app(stand.settings, client=stand.client, admission=OpenAdmission())
+    async with app.router.lifespan_context(app) as state:
+        assert state is not None
+        readings: Readings = state["gateway"].readings
+        delivery, described, go_on = readings._delivery, asyncio.Event(), asyncio.Event()
+
+        async def delivery_later(job: Job) -> Delivery | None:
+            described.set()
+            await go_on.wait()
+            return await delivery(job)
+
+        monkeypatch.setattr(readings, "_delivery", delivery_later)
+        reading = asyncio.create_task(readings.any_task(task["task_id"]))
+        await described.wait()
+        await delete(http, task)
+        readings.forget(task["task_id"])
+        go_on.set()
+        assert (await reading).task.status == "SUCCEEDED"
+        with pytest.raises(TaskNotFoundError):
+            await readings.any_task(task["task_id"])
 
 
 async def request_of(stand: Stand, task: dict[str, Any]) -> GenerationInput:
@@ -147,9 +180,7 @@ async def test_a_terminated_run_gives_its_place_back_when_it_is_deleted(
 
 
 async def holders(stand: Stand, place: AdmissionPlace) -> set[str]:
-    usage = await stand.client.get_workflow_handle_for(AdmissionWorkflow.run, place.admission_id).query(
-        AdmissionWorkflow.usage
-    )
+    usage = await stand.client.get_workflow_handle(place.admission_id).query(AdmissionWorkflow.usage)
     return {held.task_id for held in usage.held}
 
 

@@ -172,6 +172,6 @@ async def until_visible(client: Client, task_ids: set[str], status: str) -> None
     """Visibility lags behind."""
     ids = ", ".join(f"'{task_id}'" for task_id in task_ids)
     query = f"WorkflowId IN ({ids}) AND ExecutionStatus = '{status}'"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while {row.id async for row in client.list_workflows(query)} != task_ids:
             await asyncio.sleep(0.05)

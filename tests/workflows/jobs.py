@@ -7,17 +7,18 @@ and replaces only the GPU in the middle, so that every outcome can be had on pur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import TypedDict, Unpack
 from uuid import uuid4
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 from temporalio.common import Priority, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ApplicationError
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 
 from workflows import naming
 from workflows.callback import CallbackWorkflow
@@ -80,7 +81,7 @@ def plan(**changes: object) -> GenerationInput:
         pool=f"pool-{task_id}",
         artifact_key=f"key-{task_id}",
         accepted_at=datetime.now(UTC),
-        limits=Limits(queue_timeout_seconds=30, heartbeat_timeout_seconds=5),
+        limits=Limits(queue_timeout_seconds=120, heartbeat_timeout_seconds=30),
         callback=CallbackTarget(url="http://127.0.0.1:9/", events=ALL_EVENTS),
     )
     return replace(base, **changes)  # type: ignore[arg-type]
@@ -223,14 +224,28 @@ class RecordedArtifacts(ArtifactActivities):
     def __init__(self, found: Artifact | None = None) -> None:
         self.found = found
         self.removed: list[RemoveArtifactsInput] = []
+        self.removing = asyncio.Event()
+        self.may_remove = asyncio.Event()
+        """Clear it to hold a removal up."""
+        self.may_remove.set()
+        self.asked = asyncio.Event()
+        self.finds_slowly = False
+        self.removes = True
 
     @activity.defn(name=FIND_ARTIFACT)
     async def find_artifact(self, request: FindArtifactInput) -> Artifact | None:
+        self.asked.set()
+        if self.finds_slowly:
+            await asyncio.sleep(3600)
         return self.found
 
     @activity.defn(name=REMOVE_ARTIFACTS)
     async def remove_artifacts(self, request: RemoveArtifactsInput) -> int:
+        if not self.removes:
+            raise ApplicationError("the store is down", non_retryable=True)
         self.removed.append(request)
+        self.removing.set()
+        await self.may_remove.wait()
         return len(request.tokens)
 
 
@@ -288,8 +303,17 @@ async def start_job(client: Client, job: GenerationInput) -> WorkflowHandle[Gene
     )
 
 
+class ControlOptions(TypedDict, total=False):
+    """Options of the control worker that a test may set."""
+
+    interceptors: Sequence[Interceptor]
+    max_cached_workflows: int
+
+
 @asynccontextmanager
-async def stage(client: Client, job: GenerationInput, *acts: Act, gpu: bool = True) -> AsyncIterator[Stage]:
+async def stage(
+    client: Client, job: GenerationInput, *acts: Act, gpu: bool = True, **options: Unpack[ControlOptions]
+) -> AsyncIterator[Stage]:
     """Run control, callback and (unless told otherwise) GPU workers for one job."""
     scene = Stage(client=client, generation=ScriptedGeneration(client, *acts))
     control = Worker(
@@ -297,6 +321,7 @@ async def stage(client: Client, job: GenerationInput, *acts: Act, gpu: bool = Tr
         task_queue=naming.CONTROL_QUEUE,
         workflows=[GenerationWorkflow, CallbackWorkflow],
         activities=[scene.artifacts.find_artifact, scene.artifacts.remove_artifacts],
+        **options,
     )
     callback = Worker(client, task_queue=naming.CALLBACK_QUEUE, activities=[scene.delivery.deliver_callback])
     async with control, callback:

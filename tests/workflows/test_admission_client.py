@@ -108,7 +108,7 @@ class TestHealing:
         await job.cancel()
         with pytest.raises(WorkflowFailureError):
             await job.result()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await read_usage(encrypted, user, tenant=True)).held or (await read_usage(encrypted, user)).held:
                 await asyncio.sleep(0.05)
 

@@ -82,7 +82,7 @@ async def test_while_visibility_is_down_admits_are_refused_at_once_and_leave_no_
         assert await history_length(client, user) == before
         assert await held_by(client, user) == set()
         listings.works = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not isinstance(await ask(client, user, "a"), AdmissionPlace):
                 await asyncio.sleep(0.1)
         assert await held_by(client, user) == {"a"}

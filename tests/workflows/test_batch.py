@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.service import RPCError
 
 from activities.storage import ObjectStore
 from tests.scale import scaled
-from tests.workflows.batch_stage import BatchStage, batch_stage
+from tests.workflows.batch_stage import BatchStage, PlayedByPrompt, batch_stage
 from workflows import naming
 from workflows.batch import BatchWorkflow
 from workflows.batches import BatchStatus, item_content
@@ -201,6 +202,24 @@ async def test_a_batch_goes_on_after_continuing_as_new(scene: BatchStage) -> Non
     assert last.run_id != handle.first_execution_run_id
     assert last.typed_search_attributes.get(naming.BATCH_ID) == given.batch_id
     assert naming.MEMO_REQUEST in last.raw_description.workflow_execution_info.memo.fields
+
+
+async def test_a_cancel_that_meets_a_continue_as_new_is_not_lost(client: Client, store: ObjectStore) -> None:
+    # Both are in the first workflow task: there is no worker yet, and any history is long.
+    given, handle = await BatchStage(client=client, store=store, played=PlayedByPrompt(client)).post(
+        ["hold a", "hold b"], continue_after_events=1
+    )
+    await handle.cancel()
+    async with batch_stage(client, store) as scene:
+        try:
+            with pytest.raises(WorkflowFailureError):
+                await asyncio.wait_for(handle.result(), 30)
+            record = await scene.record(given)
+        finally:
+            with suppress(RPCError):
+                await client.get_workflow_handle(given.batch_id).terminate()
+    assert record is not None
+    assert record.status is BatchStatus.CANCELED
 
 
 async def test_a_batch_without_cache_replays_to_the_same_end(client: Client, store: ObjectStore) -> None:

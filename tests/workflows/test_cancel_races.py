@@ -53,7 +53,7 @@ async def check_story(client: Client, scene: Stage, job: GenerationInput) -> Tas
         assert description.status in (WorkflowExecutionStatus.CANCELED, WorkflowExecutionStatus.FAILED)
         if description.status is WorkflowExecutionStatus.CANCELED:
             assert record.artifact is None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not scene.delivery.events(job.task_id):
             await asyncio.sleep(0.05)
     assert scene.delivery.events(job.task_id) == [f"task.{record.status.lower()}"]

@@ -46,10 +46,13 @@ F = FailureCode
 NEVER_RAISED = {F.CANCELED, F.TERMINATED, F.DEADLINE_EXCEEDED}
 """Ends that the workflow or the API names by itself."""
 FINAL = sorted(c for c, row in FAILURE_CLASSES.items() if row.remedy is Remedy.FINAL and c not in NEVER_RAISED)
-FAST = Limits(queue_timeout_seconds=1, heartbeat_timeout_seconds=1, max_attempts=3)
+PATIENT = Limits(queue_timeout_seconds=120, heartbeat_timeout_seconds=60)
+"""For tests in which no such limit is to be reached, however busy the machine is."""
+LOST_SOON = replace(PATIENT, heartbeat_timeout_seconds=2)
+LEFT_WAITING = replace(PATIENT, queue_timeout_seconds=1)
 
 
-async def eventually(check: Callable[[], Awaitable[bool]], timeout: float = 10) -> None:
+async def eventually(check: Callable[[], Awaitable[bool]], timeout: float = 30) -> None:
     async with asyncio.timeout(timeout):
         while not await check():
             await asyncio.sleep(0.02)
@@ -77,9 +80,10 @@ class TestPlainTask:
         assert record.worker_id == "host/cpu:0"
         assert (record.attempt_count, record.retry_count, record.gpu_seconds) == (1, 0, 1.0)
         assert set(record.durations) == {"QUEUED", "PROCESSING"}
-        assert 0.25 <= record.durations["PROCESSING"] <= 2
         assert record.started_at is not None
         assert record.finished_at is not None
+        assert record.durations["PROCESSING"] >= 0.25
+        assert record.durations["PROCESSING"] == (record.finished_at - record.started_at).total_seconds()
         assert record.created_at <= record.started_at <= record.finished_at
         assert scene.delivery.deliveries[0].event.labels == ("grüße",)
 
@@ -193,7 +197,7 @@ class TestFailures:
         assert len(scene.generation.calls) == 8
 
     async def test_a_silent_worker_is_noticed_and_the_attempt_runs_again(self, client: Client) -> None:
-        job = plan(limits=FAST)
+        job = plan(limits=LOST_SOON)
         async with stage(client, job, die(), succeed()) as scene:
             record = await (await scene.start(job)).result()
         assert [a.outcome for a in record.attempts] == [F.WORKER_LOST, None]
@@ -214,7 +218,7 @@ class TestFailures:
 
 class TestQueueTimeout:
     async def test_requeues_twice_one_level_up_then_ends_in_timeout(self, client: Client) -> None:
-        job = plan(limits=FAST, priority=TaskPriority.LOW)
+        job = plan(limits=LEFT_WAITING, priority=TaskPriority.LOW)
         async with stage(client, job, succeed(), gpu=False) as scene:
             handle = await scene.start(job)
             await ended(handle)
@@ -233,7 +237,7 @@ class TestQueueTimeout:
 
 class TestDeadline:
     async def test_stops_a_running_attempt(self, client: Client) -> None:
-        job = plan(limits=replace(FAST, deadline_seconds=1))
+        job = plan(limits=replace(PATIENT, deadline_seconds=3))
         async with stage(client, job, hang()) as scene:
             handle = await scene.start(job)
             cause = await ended(handle)
@@ -243,7 +247,7 @@ class TestDeadline:
         assert cause.type == F.DEADLINE_EXCEEDED
         assert (record.status, record.error_code) == (TaskStatus.TIMEOUT, F.DEADLINE_EXCEEDED)
         assert scene.generation.ends == ["CancelledError"]
-        assert record.gpu_seconds > 0.5
+        assert 0 < record.gpu_seconds <= record.durations["PROCESSING"]
 
     async def test_ends_a_task_that_waits_in_the_queue(self, client: Client) -> None:
         job = plan(limits=Limits(deadline_seconds=1))
@@ -262,7 +266,7 @@ class TestDeadline:
         assert (record.status, record.error_code) == (TaskStatus.TIMEOUT, F.DEADLINE_EXCEEDED)
 
     async def test_a_clip_published_before_the_stop_is_success(self, client: Client) -> None:
-        job = plan(limits=replace(FAST, deadline_seconds=1, heartbeat_timeout_seconds=5))
+        job = plan(limits=replace(PATIENT, deadline_seconds=3))
         async with stage(client, job, stop_late(0.2)) as scene:
             record = await (await scene.start(job)).result()
         assert record.status is TaskStatus.SUCCEEDED
@@ -325,7 +329,7 @@ class TestHardCancel:
         assert (await handle.describe()).status is WorkflowExecutionStatus.COMPLETED
 
     async def test_after_a_lost_attempt_removes_what_it_may_have_published(self, client: Client) -> None:
-        job = plan(limits=FAST)
+        job = plan(limits=LOST_SOON)
         async with stage(client, job, die(), hang()) as scene:
             handle = await scene.start(job)
             await eventually(lambda: _true(len(scene.generation.calls) == 2))
