@@ -10,7 +10,12 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from workers.devserver import dynamic_config_args, temporal_binary
+from workers.registry import keep_workflows_compiled
 from workflows.naming import SEARCH_ATTRIBUTES
+
+
+def pytest_sessionstart() -> None:
+    keep_workflows_compiled()
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -6,14 +6,17 @@ control and callback workers start without numpy, torch or a video encoder insta
 
 from __future__ import annotations
 
+import compileall
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from temporalio.client import Client
 from temporalio.worker import FixedSizeSlotSupplier
 
+import workflows
 from activities.admission import AdmissionListings
 from activities.artifacts import ArtifactRepository
 from activities.batches import BatchItems
@@ -23,18 +26,26 @@ from activities.http_guard import GuardedClient
 from activities.inference.catalogue import Catalogue, load_catalogue
 from activities.inference.specs import CatalogueError, UnknownModelError
 from activities.retention import Retention, ensure_retention_schedule
+from activities.rollout import RolloutSteps
 from activities.storage import ObjectStore
+from workers.callback_metrics import CallbackMetrics, GateCollector
 from workers.errors import ConfigurationError
 from workers.keys import KeyRing
 from workers.links import links_from
-from workers.parts import Parts, activity_slots
+from workers.metrics import process_registry
+from workers.parts import Parts, activity_slots, control_slots
 from workers.settings import Settings
+from workers.task_metrics import EndedRuns, TaskMetrics
 from workflows.admission import AdmissionWorkflow
 from workflows.batch import BatchWorkflow
 from workflows.callback import CallbackWorkflow
 from workflows.generation import GenerationWorkflow
 from workflows.naming import CALLBACK_QUEUE, CONTROL_QUEUE, gpu_queue
 from workflows.retention import RetentionWorkflow
+from workflows.rollout import RolloutWorkflow
+
+if TYPE_CHECKING:
+    from workers.tracing import Tracing
 
 WORKFLOWS: Final[Sequence[type]] = (
     GenerationWorkflow,
@@ -42,6 +53,7 @@ WORKFLOWS: Final[Sequence[type]] = (
     AdmissionWorkflow,
     BatchWorkflow,
     RetentionWorkflow,
+    RolloutWorkflow,
 )
 """Every workflow; all run on the control queue. The replay tests replay histories against these."""
 
@@ -98,8 +110,12 @@ def key_ring(settings: Settings) -> KeyRing:
     return KeyRing(settings.keys_file)
 
 
-def parts_of(kind: WorkerKind, settings: Settings, client: Client) -> AbstractAsyncContextManager[Parts]:
+def parts_of(
+    kind: WorkerKind, settings: Settings, client: Client, tracing: Tracing | None = None
+) -> AbstractAsyncContextManager[Parts]:
     """Build what a worker needs; entered before it polls, left after it has drained.
+
+    With `tracing`, callbacks tell their receivers of the trace that they belong to.
 
     Raises:
         ConfigurationError: a file or a setting is wrong; the message names it.
@@ -110,9 +126,18 @@ def parts_of(kind: WorkerKind, settings: Settings, client: Client) -> AbstractAs
 
             return gpu_parts(settings, client, store=object_store(settings), catalogue=catalogue(settings))
         case WorkerKind.CALLBACK:
-            return _callback_parts(settings)
+            return _callback_parts(settings, tracing)
         case WorkerKind.CONTROL:
             return _control_parts(settings, client)
+
+
+def keep_workflows_compiled() -> bool:
+    """Write the bytecode of the workflow modules where it is missing or older than its source; False if that failed.
+
+    The sandbox runs a workflow's module once for each of its runs. Without a bytecode file, as where
+    PYTHONDONTWRITEBYTECODE is set, it would compile the module each time, which takes longer than all else it does.
+    """
+    return bool(compileall.compile_dir(Path(workflows.__file__).parent, quiet=2))
 
 
 @asynccontextmanager
@@ -122,10 +147,14 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
     retention = Retention(store, retention=settings.retention)
     admission = AdmissionListings(client)
     batches = BatchItems(client, store)
+    rollout = RolloutSteps(client)
     await ensure_retention_schedule(client)
+    registry = process_registry(WorkerKind.CONTROL, settings)
+    keep_workflows_compiled()
     yield Parts(
         task_queue=CONTROL_QUEUE,
         workflows=WORKFLOWS,
+        tuner=control_slots(),
         activities=(
             artifacts.find_artifact,
             artifacts.remove_artifacts,
@@ -135,13 +164,20 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
             batches.run_batch_step,
             batches.cancel_batch_items,
             batches.remove_batch_items,
+            rollout.begin_rollout,
+            rollout.set_canary_share,
+            rollout.observe_rollout,
+            rollout.settle_rollout,
         ),
+        metrics=registry,
+        interceptors=(EndedRuns(TaskMetrics(registry).note),),
     )
 
 
 @asynccontextmanager
-async def _callback_parts(settings: Settings) -> AsyncIterator[Parts]:
+async def _callback_parts(settings: Settings, tracing: Tracing | None) -> AsyncIterator[Parts]:
     keys = key_ring(settings)
+    registry = process_registry(WorkerKind.CALLBACK, settings)
     async with guarded_client(settings) as client:
         delivery = CallbackDelivery(
             secrets=keys,
@@ -150,12 +186,16 @@ async def _callback_parts(settings: Settings) -> AsyncIterator[Parts]:
             client=client,
             concurrency=settings.callback_endpoint_concurrency,
             total_timeout=settings.callback_timeout_seconds,
+            observe=CallbackMetrics(registry).observe,
+            request_out=tracing.request_out if tracing is not None else None,
         )
+        registry.register(GateCollector(delivery.gate))
         try:
             yield Parts(
                 task_queue=CALLBACK_QUEUE,
                 activities=(delivery.deliver_callback,),
                 tuner=activity_slots(FixedSizeSlotSupplier(settings.callback_slots)),
+                metrics=registry,
             )
         finally:
             await delivery.aclose()

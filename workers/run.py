@@ -23,11 +23,15 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from workers.connection import connect, host_name
 from workers.devices import resolve_devices
+from workers.devserver import free_port
 from workers.health import health_address, open_health_port, serve_health
+from workers.metrics import worker_page
 from workers.parts import Parts
 from workers.registry import WorkerKind, parts_of, task_queue
+from workers.sandbox import LeanSandbox
 from workers.settings import Settings
-from workers.telemetry import configure_logging
+from workers.telemetry import configure_logging, start_tracing
+from workflows.naming import deployment_name
 
 STICKY_TIMEOUT: Final = timedelta(seconds=2)
 """How long a workflow task waits for the worker that ran it last: 17 s became 9 s in a test that killed workers."""
@@ -55,12 +59,19 @@ async def run_worker(kind: WorkerKind, settings: Settings) -> int:
     with _stop_signals(drain, grace=settings.worker_drain_seconds):
         listening = open_health_port(settings)
         name = worker_identity(kind, settings, health=health_address(listening, settings) if listening else None)
-        client = await connect(settings, identity=name)
+        if listening is not None:
+            settings = with_sdk_metrics(settings)
         async with AsyncExitStack() as stack:
-            parts = await stack.enter_async_context(parts_of(kind, settings, client))
+            tracing = start_tracing(settings, process=kind)
+            if tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, tracing.close)
+            client = await connect(settings, identity=name, interceptors=[tracing.interceptor] if tracing else [])
+            parts = await stack.enter_async_context(parts_of(kind, settings, client, tracing))
             worker = make_worker(kind, settings, client, parts)
             if listening is not None:
-                await stack.enter_async_context(serve_health(parts.state, listening))
+                await stack.enter_async_context(
+                    serve_health(parts.state, listening, metrics=worker_page(parts.metrics, settings.metrics_bind))
+                )
             return await _run_until(drain, worker, name)
 
 
@@ -71,14 +82,26 @@ def make_worker(kind: WorkerKind, settings: Settings, client: Client, parts: Par
         task_queue=parts.task_queue,
         workflows=parts.workflows,
         activities=parts.activities,
+        workflow_runner=LeanSandbox(),
         tuner=parts.tuner,
+        interceptors=parts.interceptors,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
         max_heartbeat_throttle_interval=MAX_HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=MAX_HEARTBEAT_THROTTLE,
         graceful_shutdown_timeout=timedelta(seconds=settings.worker_drain_seconds),
         disable_eager_activity_execution=True,
-        deployment_config=_deployment(kind, settings),
+        deployment_config=deployment_of(kind, settings),
     )
+
+
+def with_sdk_metrics(settings: Settings) -> Settings:
+    """Settings with which the SDK exports its metrics: on a loopback port if no address is set.
+
+    The health port shows them beside the worker's own, so that a worker is one target with one address.
+    """
+    if settings.metrics_bind is not None:
+        return settings
+    return settings.model_copy(update={"metrics_bind": f"127.0.0.1:{free_port()}"})
 
 
 def worker_identity(kind: WorkerKind, settings: Settings, *, health: str | None = None) -> str:
@@ -87,10 +110,11 @@ def worker_identity(kind: WorkerKind, settings: Settings, *, health: str | None 
     return f"{host_name(settings)}/{what} pid {os.getpid()}" + (f" health {health}" if health else "")
 
 
-def _deployment(kind: WorkerKind, settings: Settings) -> WorkerDeploymentConfig | None:
+def deployment_of(kind: WorkerKind, settings: Settings) -> WorkerDeploymentConfig | None:
+    """The Worker Deployment that a worker joins and its version; None: it is outside of any."""
     if not settings.worker_versioning:
         return None
-    name = f"reelgate-{task_queue(kind, settings)}"
+    name = deployment_name(task_queue(kind, settings))
     return WorkerDeploymentConfig(
         version=WorkerDeploymentVersion(deployment_name=name, build_id=settings.build_id),
         use_worker_versioning=True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 
-from temporalio import workflow
+from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
@@ -60,6 +62,32 @@ class LoggingWorkflow:
                 "prompt": "a red circle moving right",
             },
         )
+
+
+@workflow.defn
+class ClockReadingWorkflow:
+    """Breaks determinism."""
+
+    @workflow.run
+    async def run(self) -> float:
+        """Read the machine's clock."""
+        return time.time()
+
+
+@activity.defn
+async def upcase(text: str) -> str:
+    """Its input in capitals."""
+    return text.upper()
+
+
+@workflow.defn
+class UpcasingWorkflow:
+    """Has an activity do the work."""
+
+    @workflow.run
+    async def run(self, text: str) -> str:
+        """Hand it over."""
+        return await workflow.execute_activity(upcase, text, start_to_close_timeout=timedelta(seconds=10))
 
 
 @asynccontextmanager
