@@ -7,7 +7,8 @@ ends a delivery with 410, or with the reply header `webhook-delivery: disable | 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -54,16 +55,28 @@ _FAILURES: Final[tuple[tuple[type[Exception], DeliveryError], ...]] = (
 _SERVER_CLOSED: Final = "Server disconnected"
 
 
+RequestOut = Callable[[], AbstractContextManager[Mapping[str, str]]]
+
+
+@contextmanager
+def _plain_request() -> Iterator[Mapping[str, str]]:
+    yield {}
+
+
 class CallbackSender:
     """Signs and sends over a guarded client.
 
     Args:
         client: pool, time-outs and address checks.
         total_timeout: seconds for connecting, sending and the whole reply.
+        request_out: entered round every request; yields headers to send with it.
     """
 
-    def __init__(self, client: GuardedClient, *, total_timeout: float = 10.0) -> None:
+    def __init__(
+        self, client: GuardedClient, *, total_timeout: float = 10.0, request_out: RequestOut | None = None
+    ) -> None:
         self._client = client
+        self._request_out = request_out or _plain_request
         self._total_timeout = total_timeout
 
     async def send(self, url: httpx.URL, webhook_id: str, body: str, secrets: Sequence[str]) -> Answer:
@@ -75,9 +88,10 @@ class CallbackSender:
             return Answer(outcome=DeliveryOutcome.RETRY, error=DeliveryError.NOT_SIGNABLE)
         headers["content-type"] = "application/json"
         try:
-            reply = await self._client.exchange(
-                "POST", url, headers=headers, content=body.encode(), timeout=self._total_timeout
-            )
+            with self._request_out() as more:
+                reply = await self._client.exchange(
+                    "POST", url, headers={**more, **headers}, content=body.encode(), timeout=self._total_timeout
+                )
         except httpx.PoolTimeout:
             return Answer(outcome=DeliveryOutcome.DEFERRED, error=DeliveryError.POOL_BUSY)
         except tuple(kind for kind, _ in _FAILURES) as failure:

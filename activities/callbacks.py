@@ -26,7 +26,7 @@ from activities.callback_body import (
     merged_body,
     merged_id,
 )
-from activities.callback_sender import Answer, CallbackSender
+from activities.callback_sender import Answer, CallbackSender, RequestOut
 from activities.coalescing import Coalescer, Window
 from activities.delivery_errors import DeliveryError
 from activities.endpoint_gate import BreakerRule, Endpoint, EndpointGate, Permit, Refusal, Shares
@@ -114,6 +114,7 @@ class CallbackDelivery(CallbackActivities):
         total_timeout: seconds for one request with its whole reply.
         breaker, shares: see `endpoint_gate`.
         observe: hears of every attempt, made or deferred, for metrics and logs.
+        request_out: entered round every request; yields headers to send with it, for traces.
     """
 
     def __init__(
@@ -128,16 +129,22 @@ class CallbackDelivery(CallbackActivities):
         breaker: BreakerRule | None = None,
         shares: Shares | None = None,
         observe: Callable[[DeliverCallbackInput, DeliveryAttempt], None] | None = None,
+        request_out: RequestOut | None = None,
     ) -> None:
         self._secrets = secrets
         self._links = links
         self._policy = client.policy
-        self._sender = CallbackSender(client, total_timeout=total_timeout)
+        self._sender = CallbackSender(client, total_timeout=total_timeout, request_out=request_out)
         self._endpoints = endpoints
         self._concurrency = concurrency
         self._gate = EndpointGate(breaker=breaker, shares=shares)
         self._merging: Coalescer[Endpoint, _Delivery, _Sent] = Coalescer(self._send_group)
         self._observe = observe
+
+    @property
+    def gate(self) -> EndpointGate:
+        """State of the endpoints, for metrics."""
+        return self._gate
 
     async def aclose(self) -> None:
         """Send what merge windows have collected; call it after the worker has drained."""

@@ -62,6 +62,8 @@ class _State:
     opened: int = 0
     """Times the breaker opened since the last success."""
     open_until: float = 0.0
+    opened_at: float = 0.0
+    """When the breaker opened for the first of these times."""
     probing: bool = False
 
 
@@ -88,6 +90,22 @@ class EndpointGate:
     def size(self) -> int:
         """Endpoints kept."""
         return len(self._states)
+
+    @property
+    def open_breakers(self) -> int:
+        """Endpoints that have taken nothing since their breaker opened."""
+        return sum(1 for state in self._states.values() if state.opened)
+
+    @property
+    def longest_open_seconds(self) -> float:
+        """How long the breaker that opened first has been open, probes included; 0.0 when none is."""
+        opened = [state.opened_at for state in self._states.values() if state.opened]
+        return self._clock() - min(opened) if opened else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return self._tenants.total()
 
     def refusal(self, endpoint: Endpoint) -> Refusal | None:
         """What the breaker alone says. Asked before a task joins a merge window, which needs no permit."""
@@ -147,6 +165,8 @@ class EndpointGate:
         state.failures += 1
         # Requests that were under way when the breaker opened say nothing new: only a probe opens it again.
         if probe or (not state.opened and state.failures >= self._breaker.failures):
+            if not state.opened:
+                state.opened_at = self._clock()
             state.opened += 1
             lasts = self._breaker.open_seconds * 2.0 ** min(state.opened - 1, 16)
             state.open_until = self._clock() + min(lasts, self._breaker.max_open_seconds)

@@ -61,6 +61,17 @@ class Fleet:
         """State of a pool; `unknown` when Temporal does not say."""
         return (await self._look(name)).state
 
+    async def live_workers(self, task_queue: str) -> int | None:
+        """How many live workers serve a task queue, asked now; None when Temporal does not say."""
+        request = ListWorkersRequest(
+            namespace=self._client.namespace, page_size=_PAGE, query=f"TaskQueue='{task_queue}'"
+        )
+        try:
+            reply = await bounded(lambda: self._client.workflow_service.list_workers(request), limit=_CALL_LIMIT)
+        except (TemporalUnavailableError, RPCError):
+            return None
+        return sum(self._is_live(info.worker_heartbeat) for info in reply.workers_info)
+
     async def model(self, name: str, *, pool: str) -> ModelServing:
         """Whether a model is loaded on a live worker of its pool."""
         seen = await self._look(pool)

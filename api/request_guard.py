@@ -40,12 +40,20 @@ class RequestGuard:
         rate_per_second: sustained rate.
         burst: requests in one go; rounded up to what the rate gives in whole seconds.
         trusted_proxies: addresses or networks whose `X-Forwarded-For` is believed.
+        on_refusal: hears of each refusal, as `key` or `address`.
     """
 
     def __init__(
-        self, app: ASGIApp, *, rate_per_second: float, burst: int, trusted_proxies: Iterable[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        rate_per_second: float,
+        burst: int,
+        trusted_proxies: Iterable[str] = (),
+        on_refusal: Callable[[str], None] | None = None,
     ) -> None:
         self._app = app
+        self._on_refusal = on_refusal
         window = max(1, math.ceil(burst / rate_per_second))
         amount = max(1, round(rate_per_second * window))
         self._limit = RateLimitItemPerSecond(amount, window)
@@ -77,6 +85,8 @@ class RequestGuard:
         if allowed:
             await self._app(scope, receive, send_with_headers)
         else:
+            if self._on_refusal is not None:
+                self._on_refusal(who.partition(" ")[0])
             refusal = RateLimitedError(self._detail, retry_after_seconds=reset)
             await refusal.response()(scope, receive, send_with_headers)
 

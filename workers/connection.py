@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Final
@@ -19,8 +20,8 @@ import structlog
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
-from temporalio.client import Client, TLSConfig
-from temporalio.envconfig import ClientConfigProfile
+from temporalio.client import Client, Interceptor, TLSConfig
+from temporalio.converter import DataConverter
 from temporalio.runtime import (
     LogForwardingConfig,
     LoggingConfig,
@@ -33,7 +34,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from workers.codec import codec_from, data_converter
 from workers.errors import ConfigurationError
-from workers.settings import Settings
+from workers.settings import Settings, temporal_profile
 from workflows.naming import SEARCH_ATTRIBUTES
 
 _RPC_TIMEOUT: Final = timedelta(seconds=3)
@@ -55,7 +56,18 @@ def host_name(settings: Settings) -> str:
 
 @cache
 def process_runtime(heartbeat: timedelta, metrics_bind: str | None) -> Runtime:
-    """The SDK runtime of this process: made once, since each owns threads and, with metrics, a port."""
+    """The SDK runtime of this process: made once, since each owns threads and, with metrics, a port.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    try:
+        return _runtime(heartbeat, metrics_bind)
+    except ValueError as error:
+        raise ConfigurationError(f"cannot listen on {metrics_bind} (REELGATE_METRICS_BIND): {error}") from error
+
+
+def _runtime(heartbeat: timedelta, metrics_bind: str | None) -> Runtime:
     return Runtime(
         telemetry=TelemetryConfig(
             # Forwarded, so that the core's warnings are lines of our log and not text of its own between them.
@@ -80,6 +92,7 @@ async def connect(
     identity: str | None = None,
     timeout: timedelta | None = None,
     register_search_attributes: bool = False,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """Connect, waiting for a server that is still booting, and check that it can carry our workflows.
 
@@ -88,6 +101,7 @@ async def connect(
         identity: name of this process in histories and fleet views; None: `pid@host`.
         timeout: how long to wait for the server; None: `temporal_connect_timeout_seconds`.
         register_search_attributes: add the ones that are missing (deploy step, `dev`, tests) instead of refusing.
+        interceptors: round the client's calls; workers that use the client have them too.
 
     Raises:
         ConnectionFailedError: no server, no access, no such namespace, or search attributes missing.
@@ -100,7 +114,7 @@ async def connect(
         async with asyncio.timeout(limit.total_seconds()):
             while True:
                 try:
-                    return await _connect_checked(settings, identity, register_search_attributes)
+                    return await _connect_checked(settings, identity, interceptors, register=register_search_attributes)
                 except (RuntimeError, RPCError) as error:
                     if not _may_come_up(error):
                         raise _explained(settings, error) from error
@@ -110,22 +124,44 @@ async def connect(
         raise _explained(settings, trouble) from trouble or error
 
 
-async def _connect_checked(settings: Settings, identity: str | None, register: bool) -> Client:
-    client = await _connect_once(settings, identity)
+async def connect_bare(settings: Settings, *, timeout: timedelta) -> Client:
+    """A client without payload keys and without checks, to look at a server that may not be as it should.
+
+    Raises:
+        ConnectionFailedError: no server, or no access.
+    """
+    bare = settings.model_copy(update={"metrics_bind": None})
+    try:
+        async with asyncio.timeout(timeout.total_seconds()):
+            return await _connect_once(bare, None, DataConverter.default)
+    except (RuntimeError, RPCError) as error:
+        raise _explained(settings, error) from error
+    except TimeoutError as error:
+        raise _explained(settings, None) from error
+
+
+async def _connect_checked(
+    settings: Settings, identity: str | None, interceptors: Sequence[Interceptor], *, register: bool
+) -> Client:
+    client = await _connect_once(settings, identity, data_converter(codec_from(settings)), interceptors)
     await _check_namespace(client, settings)
     await (ensure_search_attributes(client) if register else check_search_attributes(client))
     return client
 
 
-async def _connect_once(settings: Settings, identity: str | None) -> Client:
+async def _connect_once(
+    settings: Settings, identity: str | None, converter: DataConverter, interceptors: Sequence[Interceptor] = ()
+) -> Client:
     return await Client.connect(
         settings.temporal_address,
         namespace=settings.namespace,
         api_key=settings.temporal_api_key.get_secret_value() if settings.temporal_api_key else None,
         tls=_tls(settings),
+        rpc_metadata=temporal_profile().grpc_meta,
         identity=identity or f"{os.getpid()}@{host_name(settings)}",
-        data_converter=data_converter(codec_from(settings)),
+        data_converter=converter,
         connect_timeout=_RPC_TIMEOUT,
+        interceptors=interceptors,
         runtime=process_runtime(timedelta(seconds=settings.worker_heartbeat_seconds), settings.metrics_bind),
     )
 
@@ -136,7 +172,10 @@ def _tls(settings: Settings) -> bool | TLSConfig | None:
         if settings.temporal_tls:
             return True
         # The standard TEMPORAL_TLS_* variables and profile; None: on when there is an API key.
-        return ClientConfigProfile.load().to_client_connect_config().get("tls")
+        try:
+            return temporal_profile().to_client_connect_config().get("tls")
+        except OSError as error:
+            raise ConnectionFailedError(f"cannot read {error.filename} (TEMPORAL_TLS_*): {error.strerror}") from error
     try:
         authority, certificate, key = (file.read_bytes() if file else None for file in files)
     except OSError as error:

@@ -20,6 +20,8 @@ from activities.storage import ObjectStore
 from workers.connection import host_name
 from workers.devices import inference_threads, resolve_devices
 from workers.errors import ConfigurationError
+from workers.gpu_metrics import PoolCollector, StepTimes
+from workers.metrics import process_registry
 from workers.parts import Parts, activity_slots
 from workers.scratch import scratch_folder
 from workers.settings import Settings
@@ -38,6 +40,7 @@ async def gpu_parts(
         ConfigurationError: a model to load ahead is not one of the pool.
     """
     devices = resolve_devices(settings.devices)
+    registry = process_registry("gpu", settings)
     try:
         pool = InferencePool(
             devices=devices,
@@ -50,9 +53,11 @@ async def gpu_parts(
             ),
             host=host_name(settings),
             slots_per_device=settings.processing_factor,
+            on_step=StepTimes(registry).observe,
         )
     except ValueError as error:
         raise ConfigurationError(f"REELGATE_DEVICES, REELGATE_PRELOAD_MODELS: {error}") from error
+    registry.register(PoolCollector(pool.health))
     with scratch_folder(settings.scratch_dir) as scratch:
         async with pool:
             generation = ClipGeneration(
@@ -69,6 +74,7 @@ async def gpu_parts(
                 activities=(generation.generate_clip,),
                 tuner=activity_slots(LeaseSlotSupplier(pool.leases)),
                 state=lambda: _state(pool, settings),
+                metrics=registry,
             )
 
 

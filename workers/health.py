@@ -1,24 +1,35 @@
-"""The health port of a worker: is the process alive, and what do its devices do."""
+"""The health port of a worker: is the process alive, what do its devices do, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
 from fastapi import FastAPI, Response
 
 from workers.connection import host_name
+from workers.metrics import CONTENT_TYPE
 from workers.settings import Settings
 from workers.web_server import embedded_server, listen
 
 _EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 
 
-def health_app(state: Callable[[], Mapping[str, object]]) -> FastAPI:
-    """`GET /healthz`: `state()` as JSON, with 503 instead of 200 when it has `"ready": false`."""
+async def _no_metrics() -> bytes:
+    return b""
+
+
+def health_app(
+    state: Callable[[], Mapping[str, object]], metrics: Callable[[], Awaitable[bytes]] = _no_metrics
+) -> FastAPI:
+    """The paths of the port.
+
+    `GET /healthz`: `state()` as JSON, with 503 instead of 200 when it has `"ready": false`. `GET /metrics`: what
+    `metrics()` gives, in the Prometheus text format.
+    """
     app = FastAPI(openapi_url=None)
 
     @app.get("/healthz")
@@ -26,6 +37,10 @@ def health_app(state: Callable[[], Mapping[str, object]]) -> FastAPI:
         shown = state()
         response.status_code = 200 if shown.get("ready", True) else 503
         return shown
+
+    @app.get("/metrics")
+    async def page() -> Response:
+        return Response(await metrics(), media_type=CONTENT_TYPE)
 
     return app
 
@@ -48,9 +63,14 @@ def health_address(listening: socket.socket, settings: Settings) -> str:
 
 
 @asynccontextmanager
-async def serve_health(state: Callable[[], Mapping[str, object]], listening: socket.socket) -> AsyncIterator[None]:
+async def serve_health(
+    state: Callable[[], Mapping[str, object]],
+    listening: socket.socket,
+    *,
+    metrics: Callable[[], Awaitable[bytes]] = _no_metrics,
+) -> AsyncIterator[None]:
     """Serve the health port meanwhile."""
-    server = embedded_server(health_app(state), graceful_seconds=1)
+    server = embedded_server(health_app(state, metrics), graceful_seconds=1)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         yield

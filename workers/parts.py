@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from temporalio.worker import CustomSlotSupplier, FixedSizeSlotSupplier, WorkerTuner
+from prometheus_client import CollectorRegistry
+from temporalio.worker import CustomSlotSupplier, FixedSizeSlotSupplier, Interceptor, WorkerTuner
+
+CONTROL_WORKFLOW_SLOTS: Final = 20
 
 
 def _alive() -> Mapping[str, object]:
@@ -24,6 +27,9 @@ class Parts:
     """Slots per kind of work; None: the SDK's defaults."""
     state: Callable[[], Mapping[str, object]] = _alive
     """What the health port shows; `ready` decides its status."""
+    metrics: CollectorRegistry = field(default_factory=CollectorRegistry)
+    """The worker's own series."""
+    interceptors: Sequence[Interceptor] = ()
 
 
 def activity_slots(supplier: FixedSizeSlotSupplier | CustomSlotSupplier) -> WorkerTuner:
@@ -32,3 +38,12 @@ def activity_slots(supplier: FixedSizeSlotSupplier | CustomSlotSupplier) -> Work
     return WorkerTuner.create_composite(
         workflow_supplier=unused, activity_supplier=supplier, local_activity_supplier=unused, nexus_supplier=unused
     )
+
+
+def control_slots() -> WorkerTuner:
+    """Slots for a control worker.
+
+    Few for workflow tasks: one process works on them one by one, so a task that it has taken ahead of its turn no
+    longer yields to those that the queue would put first, among them the admits that people wait for.
+    """
+    return WorkerTuner.create_fixed(workflow_slots=CONTROL_WORKFLOW_SLOTS)

@@ -6,8 +6,8 @@ registry turns them into constructor arguments. Values that are secrets are `Sec
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
-from importlib.metadata import version
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -35,6 +35,7 @@ from pydantic_settings import (
 from temporalio.envconfig import ClientConfigProfile
 
 from activities.egress_policy import EgressPolicy
+from workers.build_id import installed_build_id
 from workers.errors import ConfigurationError
 from workers.secret_files import SecretFileError, read_secret_file
 from workflows.tasks import Limits, TaskPriority
@@ -76,6 +77,20 @@ class Tier(BaseModel):
     """Length of the period. At most the retention: a fresh count is rebuilt from closed runs."""
 
 
+def temporal_profile() -> ClientConfigProfile:
+    """The standard `TEMPORAL_*` variables and the profile that they choose.
+
+    Raises:
+        ConfigurationError: the profile or its file is wrong.
+    """
+    try:
+        return ClientConfigProfile.load()
+    except RuntimeError as error:
+        # The first line only: behind it stands the line of the file, and that may be the API key's.
+        reason = str(error).partition("\n")[0]
+    raise ConfigurationError(f"TEMPORAL_PROFILE, TEMPORAL_CONFIG_FILE: {reason}")
+
+
 class TemporalProfileSource(PydanticBaseSettingsSource):
     """The standard `TEMPORAL_*` variables and Temporal profile file, behind our own variables."""
 
@@ -85,7 +100,7 @@ class TemporalProfileSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, object]:
         """Address, namespace and API key, where the profile has them."""
-        profile = ClientConfigProfile.load()
+        profile = temporal_profile()
         found = {
             "temporal_address": profile.address,
             "namespace": profile.namespace,
@@ -128,7 +143,8 @@ class Settings(BaseSettings):
     worker_heartbeat_seconds: float = Field(default=5.0, ge=1, le=60)
     """How often a worker reports itself to the server: the age of fleet views."""
     metrics_bind: str | None = None
-    """`host:port` for the Temporal SDK's own Prometheus metrics; None: off."""
+    """`host:port` for the Temporal SDK's own Prometheus metrics. None: off in the API; a worker with a health port
+    takes a loopback port for them and shows them there."""
 
     # --- Storage ------------------------------------------------------------------------------------------------
     store_url: str = Field(default_factory=lambda data: (data["data_dir"].absolute() / "store").as_uri())
@@ -262,9 +278,10 @@ class Settings(BaseSettings):
     worker_drain_seconds: float = Field(default=60.0, ge=0)
     """After SIGTERM: how long running activities may go on before they are handed back."""
     worker_versioning: bool = False
-    """Join a Worker Deployment (`reelgate-<kind>`): such a worker gets nothing until a current version is set."""
-    build_id: str = Field(default_factory=lambda: version("reelgate"))
-    """Version of this worker in task records and in its Worker Deployment."""
+    """Join the Worker Deployment of its pool (`reelgate-control`, `reelgate-callback`, `reelgate-gpu-<pool>`): such a
+    worker gets nothing until its version is the current one, or has a share (`reelgate deploy`)."""
+    build_id: str = Field(default_factory=installed_build_id, min_length=1, max_length=255)
+    """Version of this worker in task records and in its Worker Deployment; by default package version and commit."""
 
     # --- Callbacks ----------------------------------------------------------------------------------------------
     callback_slots: int = Field(default=1_000, ge=1)
@@ -289,6 +306,14 @@ class Settings(BaseSettings):
     """How long a receiver's addresses are used before the resolver is asked again."""
     dns_stale_seconds: float = Field(default=3_600.0, ge=0)
     """How long they are still used when the resolver fails."""
+
+    # --- Traces -------------------------------------------------------------------------------------------------
+    trace_exporter: Literal["none", "otlp", "file", "console"] = "none"
+    """Where spans go (extra `otel`); `otlp` takes its address from the standard `OTEL_EXPORTER_OTLP_*` variables."""
+    trace_file: Path = Field(default_factory=lambda data: data["data_dir"] / "traces.jsonl")
+    """File for `trace_exporter=file`, one JSON span per line."""
+    trace_sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Part of the traces that is kept; the same in all processes."""
 
     # --- Logs ---------------------------------------------------------------------------------------------------
     log_format: Literal["json", "console"] = "json"
@@ -320,6 +345,13 @@ class Settings(BaseSettings):
     def _ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(port.isascii() and port.isdigit() for port in value):
             raise ValueError("port numbers separated by commas")
+        return value
+
+    @field_validator("codec_path_token")
+    @classmethod
+    def _path_segment(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", value.get_secret_value()):
+            raise ValueError("letters, digits, `_` and `-`: it is a part of a path")
         return value
 
     @field_validator("public_url", "web_ui_url")

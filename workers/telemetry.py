@@ -10,13 +10,17 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 from temporalio import activity, workflow
 
+from workers.errors import ConfigurationError
 from workers.settings import Settings
+
+if TYPE_CHECKING:
+    from workers.tracing import Tracing
 
 REDACTED: Final = "[redacted]"
 _NEVER_WRITTEN: Final = frozenset(
@@ -88,6 +92,30 @@ def configure_logging(settings: Settings, *, process: str) -> None:
     root.setLevel(settings.log_level)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def start_tracing(settings: Settings, *, process: str) -> Tracing | None:
+    """The tracer of this process; None while tracing is off.
+
+    Args:
+        settings: `trace_exporter` and what belongs to it.
+        process: name of the kind of process.
+
+    Raises:
+        ConfigurationError: OpenTelemetry is not installed, or the file cannot be written.
+    """
+    if settings.trace_exporter == "none":
+        return None
+    try:
+        from workers.tracing import Tracing, exporter_of  # noqa: PLC0415 - an extra
+
+        exporter = exporter_of(settings)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"REELGATE_TRACE_EXPORTER={settings.trace_exporter} needs the extra `otel`: "
+            f"pip install 'reelgate[otel]' ({error.name} is missing)"
+        ) from error
+    return Tracing(exporter, process=process, version=settings.build_id, sample_ratio=settings.trace_sample_ratio)
 
 
 def _rendering(settings: Settings) -> list[Processor]:

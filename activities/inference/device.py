@@ -81,6 +81,7 @@ class InferenceDevice:
         preload: Sequence[ModelSpec],
         options: ProcessOptions,
         on_change: Callable[[], None],
+        on_step: Callable[[str, float], None] | None = None,
     ) -> None:
         self.device = device
         self.worker_id = worker_id
@@ -88,6 +89,7 @@ class InferenceDevice:
         self._preload = preload
         self._options = options
         self._on_change = on_change
+        self._on_step = on_step
         self._state = DeviceState.STARTING
         self._reason: str | None = None
         self._models = {spec.name: ModelHealth(name=spec.name) for spec in models}
@@ -165,7 +167,7 @@ class InferenceDevice:
             image=None if image is None else str(image),
             frames=str(frames),
         )
-        run = InferenceRun(job, limits, send_stop=lambda number: child.send(Stop(job=number)))
+        run = InferenceRun(job, limits, send_stop=lambda number: child.send(Stop(job=number)), on_step=self._on_step)
         self._set(DeviceState.BUSY)
         child.send(job)  # Now, not when the conversation gets its turn: a stop may be asked for before that.
         run.drive(self._converse(child, run))

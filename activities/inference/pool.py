@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -41,6 +41,7 @@ class InferencePool:
         preload: Collection[str] = (),
         host: str | None = None,
         slots_per_device: float = SLOTS_PER_DEVICE,
+        on_step: Callable[[str, float], None] | None = None,
     ) -> None:
         """Nothing runs before `start`.
 
@@ -51,6 +52,7 @@ class InferencePool:
             preload: names of those that each process loads before it takes a task.
             host: first part of the worker ids `<host>/<index>`; default is the host name.
             slots_per_device: tasks in PROCESSING per device, those that encode and store included.
+            on_step: hears of every denoising step, as (model, seconds), for metrics.
 
         Raises:
             ValueError: there is no device, or `preload` names a model that is not in `models`.
@@ -68,6 +70,7 @@ class InferencePool:
                 preload=[spec for spec in models if spec.name in preload],
                 options=options,
                 on_change=self._changed,
+                on_step=on_step,
             )
             for index, device in enumerate(devices)
         )

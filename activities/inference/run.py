@@ -27,7 +27,14 @@ class InferenceStoppedError(Exception):
 class InferenceRun:
     """A generation under way. Times are of the monotonic clock."""
 
-    def __init__(self, job: Generate, limits: Limits, *, send_stop: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        job: Generate,
+        limits: Limits,
+        *,
+        send_stop: Callable[[int], None],
+        on_step: Callable[[str, float], None] | None = None,
+    ) -> None:
         self.job = job
         self.limits = limits
         self.phase = Phase.LOAD
@@ -39,6 +46,7 @@ class InferenceRun:
         self.ended: float | None = None
         self.stopping = False
         self._send_stop = send_stop
+        self._on_step = on_step
         self._first_step_started: float | None = None
         self._last_step_ended: float | None = None
         # The process is idle: it answers at once or it hangs.
@@ -132,9 +140,12 @@ class InferenceRun:
 
     def advance(self, step: int, total_steps: int) -> None:
         """Note that a step ended."""
+        now, began = time.monotonic(), self._first_step_started if self.step == 0 else self._last_step_ended
+        if self._on_step is not None and began is not None:
+            self._on_step(self.job.spec.name, now - began)
         self.step, self.total_steps = step, total_steps
-        self._last_step_ended = time.monotonic()
-        self._extend(self._last_step_ended)
+        self._last_step_ended = now
+        self._extend(now)
 
     def _extend(self, now: float) -> None:
         if not self.stopping or self.phase is Phase.DECODE:

@@ -17,7 +17,8 @@ FILE = ROOT / "docker-compose.temporal.yml"
 ENV_EXAMPLE = ROOT / "deploy" / ".env.example"
 DOCKERFILES = (ROOT / "deploy/docker/Dockerfile.api", ROOT / "deploy/docker/Dockerfile.gpu")
 
-_VARIABLE = re.compile(r"\$\$|\$\{([A-Z0-9_]+)(?::-([^}]*))?\}|\$")
+_VARIABLE = re.compile(r"\$\$|\$\{([A-Z0-9_]+)(?::-([^}]*)|:\+((?:[^{}]|\$\{[A-Z0-9_]+\})*))?\}|\$")
+"""`${NAME}`, `${NAME:-default}`, or `${NAME:+instead of a value}` with variables in it."""
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -45,6 +46,8 @@ def filled(values: Mapping[str, str]) -> dict[str, Any]:
         if match[0] == "$$":
             return "$"
         assert match[1], f"a lone $ in {match.string!r}"
+        if match[3] is not None:
+            return _VARIABLE.sub(value_of, match[3]) if values.get(match[1]) else ""
         return values.get(match[1]) or match[2] or ""
 
     def walk(node: object) -> object:

@@ -205,6 +205,14 @@ class TestAddressesAgree:
         prefix = ui.environment["TEMPORAL_CODEC_ENDPOINT"].removeprefix(api.environment["REELGATE_PUBLIC_URL"])
         assert f"{prefix}/decode" in served_paths("post")
 
+    def test_the_path_token_reaches_the_api_and_the_web_ui_together(self) -> None:
+        token = "a-token-that-nobody-can-guess-0123456789"
+        given = filled({"REELGATE_CODEC_PATH_TOKEN": token, "REELGATE_PUBLIC_URL": "https://gate.example"})["services"]
+        assert given["api"]["environment"]["REELGATE_CODEC_PATH_TOKEN"] == token
+        endpoint = given["temporal-ui"]["environment"]["TEMPORAL_CODEC_ENDPOINT"]
+        assert endpoint == f"https://gate.example/api/v1/codec/{token}"
+        assert not SERVICES["api"].environment["REELGATE_CODEC_PATH_TOKEN"], "nobody reads unless somebody decides so"
+
     def test_api_and_callback_workers_agree_on_links(self) -> None:
         names = ("REELGATE_PUBLIC_URL", "REELGATE_LINK_SECRET_FILE", "REELGATE_KEYS_FILE")
         api, callback = SERVICES["api"].environment, SERVICES["callback-worker"].environment
@@ -299,7 +307,8 @@ class TestVersionsInTheImages:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         lines = (ROOT / "deploy/docker/constraints.txt").read_text().splitlines()
         pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-        for text in [*project["dependencies"], *project["optional-dependencies"]["gpu"]]:
+        extras = project["optional-dependencies"]
+        for text in (*project["dependencies"], *extras["gpu"], *extras["otel"]):
             wanted = Requirement(text)
             assert Version(pins[canonicalize_name(wanted.name)]) in wanted.specifier, text
 

@@ -17,9 +17,11 @@ from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
 from workers.codec import CodecKeyError, create_key_file
-from workers.connection import ConnectionFailedError, connect, ensure_search_attributes
+from workers.connection import ConnectionFailedError, connect, ensure_search_attributes, process_runtime
 from workers.devserver import DevServer, DevServerError, free_port, temporal_binary
+from workers.errors import ConfigurationError
 from workers.settings import Settings
+from workers.web_server import listen
 from workflows.naming import SEARCH_ATTRIBUTES
 
 
@@ -84,6 +86,24 @@ async def test_a_missing_certificate_file_is_named(settings: Settings, tmp_path:
         await connect(_with(settings, temporal_tls_ca_file=tmp_path / "ca.pem"))
 
 
+async def test_a_missing_certificate_file_of_the_temporal_variables_is_named(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPORAL_TLS_SERVER_CA_CERT_PATH", str(tmp_path / "ca.pem"))
+    with pytest.raises(ConnectionFailedError, match=r"ca\.pem \(TEMPORAL_TLS_"):
+        await connect(settings)
+
+
+async def test_headers_of_the_temporal_profile_are_sent(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "temporal.toml"
+    profile.write_text('[profile.video.grpc_meta]\nx-tenant = "acme"\n')
+    monkeypatch.setenv("TEMPORAL_CONFIG_FILE", str(profile))
+    monkeypatch.setenv("TEMPORAL_PROFILE", "video")
+    assert (await connect(settings)).rpc_metadata["x-tenant"] == "acme"
+
+
 async def test_without_payload_keys_nothing_is_sent(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(CodecKeyError, match="REELGATE_CODEC_KEYS"):
         await connect(_with(settings, codec_key_file=tmp_path / "missing"))
@@ -146,3 +166,11 @@ async def test_a_port_taken_by_something_else_is_said(silent_port: int, tmp_path
 
 def test_the_server_comes_with_the_environment() -> None:
     assert Path(temporal_binary()).is_file()
+
+
+def test_a_taken_address_for_the_metrics_of_the_sdk_is_named_with_its_setting() -> None:
+    with (
+        listen("127.0.0.1", 0, setting="port") as taken,
+        pytest.raises(ConfigurationError, match=r"cannot listen on 127\.0\.0\.1:\d+ \(REELGATE_METRICS_BIND\)"),
+    ):
+        process_runtime(timedelta(seconds=7), f"127.0.0.1:{taken.getsockname()[1]}")

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from workers import settings as module
 from workers.errors import ConfigurationError
-from workers.settings import Settings, Tier
+from workers.settings import Settings, Tier, load_settings
 from workflows.tasks import Limits
 
 
@@ -124,3 +124,30 @@ def test_each_setting_is_documented() -> None:
     ]
     assert undocumented == []
     assert len(Settings.model_fields) > 50
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "complaint"),
+    [
+        ("TEMPORAL_PROFILE", "nosuch", "'nosuch' not found"),
+        ("TEMPORAL_CONFIG_FILE", '[profile.default]\napi_key = "marked-secret\n', "line 2"),
+    ],
+)
+def test_a_wrong_temporal_profile_is_said_without_what_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, text: str, complaint: str
+) -> None:
+    file = tmp_path / "temporal.toml"
+    file.write_text(text)
+    monkeypatch.setenv(variable, str(file) if variable == "TEMPORAL_CONFIG_FILE" else text)
+    with pytest.raises(ConfigurationError, match=f"{variable}.*{complaint}") as raised:
+        load_settings()
+    assert "marked-secret" not in str(raised.value)
+    assert raised.value.__cause__ is raised.value.__context__ is None, "nor where a traceback would show it"
+
+
+@pytest.mark.parametrize("token", ["short", "x" * 40 + "/decode", "ä" * 40, "x" * 40 + "?"])
+def test_a_path_token_is_long_and_one_part_of_a_path(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("REELGATE_CODEC_PATH_TOKEN", token)
+    with pytest.raises(ConfigurationError, match="REELGATE_CODEC_PATH_TOKEN") as raised:
+        load_settings()
+    assert token not in str(raised.value)
