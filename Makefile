@@ -5,14 +5,15 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test lint types imports unit soak bench format clean
+.PHONY: help demo dev test lint types imports unit soak bench drill format clean
 
 help:
 	@echo "make demo    one clip from the request to the signed callback, then everything stops"
 	@echo "make dev     Temporal, API and workers on this machine; Ctrl-C stops them"
 	@echo "make test    lint, types, import rules and all tests"
 	@echo "make soak    the repeated tests with their full counts"
-	@echo "make bench   the figures of the README"
+	@echo "make bench   the figures of docs/performance.md"
+	@echo "make drill   every symptom of the runbook, caused and mended on processes of its own"
 	@echo "make format  format and fix"
 	@echo "make clean   remove what the other targets made, .venv and .reelgate included"
 
@@ -20,7 +21,7 @@ help:
 $(INSTALLED): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv"
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[gpu,dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[gpu,otel,dev]'
 	@touch $@
 
 demo: $(INSTALLED)
@@ -50,7 +51,10 @@ soak: $(INSTALLED)
 	@REELGATE_SOAK=1 $(BIN)/pytest -m soak --timeout=3600
 
 bench: $(INSTALLED)
-	@for file in tests/benchmarks/bench_*.py; do $(BIN)/python -m "tests.benchmarks.$$(basename "$$file" .py)" || exit; done
+	@$(BIN)/python -m tests.benchmarks.performance
+
+drill: $(INSTALLED)
+	@$(BIN)/python -m tests.drill
 
 format: $(INSTALLED)
 	@$(BIN)/ruff check --fix .

@@ -30,8 +30,13 @@ class Backlog:
         """A task for this pool may be checked in a moment."""
         self._queues.look_ahead(pool)
 
-    async def check(self, request: GenerationInput) -> None:
+    async def check(self, request: GenerationInput, *, share: float = 1.0, more: int = 0) -> None:
         """Let a new task in.
+
+        Args:
+            request: of the task.
+            share: part of the limits that this kind of task may use up.
+            more: tasks that the statistics may not have yet.
 
         Raises:
             QueueFullError: too many wait, or the last of them will wait longer than this task's deadline.
@@ -40,12 +45,13 @@ class Backlog:
         if queue is None:
             # Who cannot say how long the queue is will not start the task either.
             return
-        if queue.backlog >= self._max:
+        backlog, limit = queue.backlog + more, max(1, int(self._max * share))
+        if backlog >= limit:
             raise QueueFullError(
-                f"{queue.backlog} tasks wait in pool {queue.pool}; the limit is {self._max}.",
-                retry_after_seconds=_until_below(queue, self._max),
+                f"{backlog} tasks wait in pool {queue.pool}; the limit is {limit}.",
+                retry_after_seconds=_until_below(queue, backlog, limit),
             )
-        wait, deadline = queue.drain_seconds, request.limits.deadline_seconds
+        wait, deadline = queue.seconds_for(backlog) if backlog else 0.0, request.limits.deadline_seconds * share
         if wait is not None and wait > deadline:
             raise QueueFullError(
                 f"The estimated wait in pool {queue.pool} is {wait:.0f} s, longer than the deadline of {deadline:g} s.",
@@ -53,9 +59,9 @@ class Backlog:
             )
 
 
-def _until_below(queue: QueueStatistics, limit: int) -> float:
+def _until_below(queue: QueueStatistics, backlog: int, limit: int) -> float:
     """Seconds until a place in the queue is free, if nobody else comes."""
-    excess = queue.backlog - limit + 1
+    excess = backlog - limit + 1
     seconds = queue.seconds_for(excess)
     if seconds is None and queue.completion_rate > 0:
         seconds = excess / queue.completion_rate

@@ -82,6 +82,7 @@ class Retries:
             request,
             task_id=naming.task_id(request.user, request.idempotency_key, after=request.task_id),
             retry_of=request.task_id,
+            redriven=False,
             accepted_at=datetime.now(UTC),
             model_revision=spec.revision,
             pool=spec.pool,

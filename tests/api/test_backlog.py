@@ -34,7 +34,7 @@ def queues_of(stand: Stand) -> Queues:
 
 
 async def backlog(queues: Queues, expected: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (seen := await queues.pool("default")) is None or seen.backlog != expected:
             await asyncio.sleep(0.2)
     # What the API knows may be as old as this.
