@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,8 +69,10 @@ class Site:
     processes: dict[str, Process] = field(default_factory=dict)
 
     @classmethod
-    async def open(cls, folder: Path, receiver: Receiver) -> Self:
-        """Start the server, one control and one callback worker, and two GPU workers."""
+    async def open(
+        cls, folder: Path, receiver: Receiver, *, workers: Sequence[str] = ("control", "callback", "gpu-a", "gpu-b")
+    ) -> Self:
+        """Start the server and workers; by default one control and one callback worker, and two GPU workers."""
         port, ui_port = free_port(), free_port()
         server = DevServer(state_file=folder / "temporal.db", port=port, ui_port=ui_port)
         settings = Settings(
@@ -87,7 +90,7 @@ class Site:
         create_key(settings.keys_file, tenant=TENANT, scope=Scope.USER)
         await site.start_server()
         await server.prepare(retention=timedelta(days=7))
-        for name in ("control", "callback", "gpu-a", "gpu-b"):
+        for name in workers:
             site.start(name)
         return site
 
@@ -96,24 +99,28 @@ class Site:
         self._spawn("temporal", list(self.server.command()), {})
         await self.server.wait_until_ready(timeout=timedelta(seconds=60))
 
-    def start(self, name: str) -> Process:
-        """Start a worker: `control`, `callback` or `gpu-<anything>`."""
+    def start(self, name: str, **environment: str) -> Process:
+        """Start a worker: `control`, `callback` or `gpu`, or one of these with `-<anything>` behind it."""
         kind = name.split("-", maxsplit=1)[0]
-        return self._spawn(name, [*REELGATE, "worker", kind], {"REELGATE_WORKER_NAME": name})
+        return self._spawn(name, [*REELGATE, "worker", kind], {"REELGATE_WORKER_NAME": name, **environment})
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        """Environment of every process of the site."""
+        return clean_environment(
+            REELGATE_ENVIRONMENT="development",
+            REELGATE_DATA_DIR=str(self.folder),
+            REELGATE_TEMPORAL_ADDRESS=self.server.address,
+            REELGATE_EXTRA_MODELS=",".join(MODELS),
+            REELGATE_WORKER_DRAIN_SECONDS="2",
+            REELGATE_INFERENCE_THREADS="1",
+            **changes,
+        )
 
     def _spawn(self, name: str, command: list[str], environment: dict[str, str]) -> Process:
         with (self.folder / f"{name}.log").open("ab") as log:
             popen = subprocess.Popen(
                 command,
-                env=clean_environment(
-                    REELGATE_ENVIRONMENT="development",
-                    REELGATE_DATA_DIR=str(self.folder),
-                    REELGATE_TEMPORAL_ADDRESS=self.server.address,
-                    REELGATE_EXTRA_MODELS=",".join(MODELS),
-                    REELGATE_WORKER_DRAIN_SECONDS="2",
-                    REELGATE_INFERENCE_THREADS="1",
-                    **environment,
-                ),
+                env={**self.environment(), **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

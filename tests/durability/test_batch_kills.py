@@ -28,6 +28,8 @@ from workflows.tasks import CallbackTarget, GenerationInput, TaskRecord
 pytestmark = [pytest.mark.durability, pytest.mark.timeout(300)]
 
 SIZE = max(7, scaled(30))
+KILLED_AT = min(20, SIZE - 5)
+"""Items that are done when the first process dies; the next ones follow an item later each."""
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -125,13 +127,13 @@ class Posted:
 
 async def test_a_batch_survives_every_process_and_posted_again_generates_nothing(site: Site) -> None:
     batch = await Posted.start(site)
-    await batch.until_done(1)
+    await batch.until_done(KILLED_AT)
     site.processes["gpu-a"].kill()
     site.start("gpu-a")
-    await batch.until_done(2)
+    await batch.until_done(KILLED_AT + 1)
     site.processes["control"].kill()
     site.start("control")
-    await batch.until_done(4)
+    await batch.until_done(KILLED_AT + 2)
     site.processes["temporal"].kill()
     await asyncio.sleep(1)
     await site.start_server()

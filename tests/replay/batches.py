@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from tempfile import TemporaryDirectory
 from temporalio.client import Client, WorkflowFailureError
 
 from activities.storage import ObjectStore
+from tests.replay.runs import all_runs
 from tests.workflows.batch_stage import BatchHandle, BatchStage, batch_stage
 from workflows.batch import BatchWorkflow
 from workflows.batches import BatchInput
+from workflows.tasks import AdmissionPlace
 
 During = Callable[[BatchStage, BatchInput, BatchHandle], Awaitable[None]]
 
@@ -46,6 +49,13 @@ async def terminate_task(scene: BatchStage, given: BatchInput, handle: BatchHand
         await scene.client.get_workflow_handle(run.id).terminate()
 
 
+async def release_found(scene: BatchStage, given: BatchInput, handle: BatchHandle) -> None:
+    """A task of another batch ends, which tells only that one."""
+    await scene.until("OC", given)
+    await asyncio.sleep(1.5)
+    scene.played.released.set()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Branch:
     """One way that a batch goes."""
@@ -53,6 +63,8 @@ class Branch:
     prompts: tuple[str, ...]
     changes: Mapping[str, object] = field(default_factory=dict)
     during: During = nothing
+    again: bool = False
+    """Terminate the batch while its first task runs, and post it again: its task is found, not started."""
 
 
 BRANCHES: Mapping[str, Branch] = {
@@ -60,9 +72,15 @@ BRANCHES: Mapping[str, Branch] = {
     "canceled-hard": Branch(prompts=("ok a", "hold b", "ok c"), changes={"parallelism": 1}, during=cancel_hard),
     "canceled-soft": Branch(prompts=("hold a", "ok b"), changes={"parallelism": 1}, during=cancel_soft),
     "deadline-exceeded": Branch(prompts=("hold a", "ok b"), changes={"parallelism": 1, "deadline_seconds": 1}),
+    "place-given-back": Branch(
+        prompts=("ok a",), changes={"places": (AdmissionPlace(admission_id="admission-gone", token="p"),)}
+    ),
     "items-gone": Branch(prompts=("ok a", "ok b"), changes={"stored": False}),
     "task-terminated": Branch(
         prompts=("hold a", "ok b"), changes={"parallelism": 1, "look_seconds": 1}, during=terminate_task
+    ),
+    "task-found": Branch(
+        prompts=("hold a", "ok b"), changes={"parallelism": 1, "look_seconds": 1}, during=release_found, again=True
     ),
     "continued-as-new": Branch(prompts=tuple(f"ok {n}" for n in range(6)), changes={"continue_after_events": 20}),
 }
@@ -74,12 +92,11 @@ async def histories(client: Client, name: str) -> list[str]:
     with TemporaryDirectory() as folder:
         async with batch_stage(client, ObjectStore.from_url(Path(folder).as_uri())) as scene:
             given, handle = await scene.post(branch.prompts, **branch.changes)  # type: ignore[arg-type]
+            if branch.again:
+                await scene.played.started.wait()
+                await handle.terminate()
+                given, handle = await scene.post(branch.prompts, after=given, **branch.changes)  # type: ignore[arg-type]
             await branch.during(scene, given, handle)
             with contextlib.suppress(WorkflowFailureError):
                 await handle.result()
-            found, run_id = [], handle.first_execution_run_id
-            while run_id:
-                history = await client.get_workflow_handle(given.batch_id, run_id=run_id).fetch_history()
-                found.append(history.to_json())
-                run_id = history.events[-1].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
-            return found
+            return await all_runs(client, given.batch_id, handle.first_execution_run_id)

@@ -1,0 +1,94 @@
+"""Branches of a delivery whose histories are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from tests.replay.runs import all_runs
+from tests.workflows.outboxes import DELIVERED, REFUSED, Answer, Delivery, ScriptedDelivery, answer, start_delivery
+from workflows.callback import CallbackWorkflow
+from workflows.naming import CALLBACK_QUEUE, CONTROL_QUEUE
+from workflows.tasks import DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
+
+During = Callable[[ScriptedDelivery, Delivery], Awaitable[None]]
+
+
+async def nothing(script: ScriptedDelivery, delivery: Delivery) -> None:
+    """Only watch."""
+
+
+async def first_attempt(script: ScriptedDelivery) -> None:
+    """Wait until the receiver was asked once."""
+    while not script.calls:
+        await asyncio.sleep(0.02)
+
+
+async def wake(script: ScriptedDelivery, delivery: Delivery) -> None:
+    """An operator does not want to wait."""
+    await first_attempt(script)
+    await delivery.signal(CallbackWorkflow.retry_now)
+
+
+async def cancel(script: ScriptedDelivery, delivery: Delivery) -> None:
+    """An operator cancels it between, or in, its attempts."""
+    await first_attempt(script)
+    await delivery.cancel()
+
+
+async def crash(delivery: DeliverCallbackInput) -> DeliveryAttempt:
+    """A bug in the sender that no retry helps."""
+    raise ApplicationError("too large", type="PayloadsTooLarge", non_retryable=True)
+
+
+async def slow(delivery: DeliverCallbackInput) -> DeliveryAttempt:
+    """Take a while, and be refused."""
+    await asyncio.sleep(0.5)
+    return await REFUSED(delivery)
+
+
+DEFERRED = answer(DeliveryOutcome.DEFERRED, error="BUSY", retry_after=1.0)
+GONE = answer(DeliveryOutcome.GIVE_UP, status=410, error="GONE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """One way that a delivery goes."""
+
+    answers: tuple[Answer, ...]
+    schedule: tuple[float, ...] = (0.0, 0.2, 0.2)
+    during: During = nothing
+
+
+BRANCHES: Mapping[str, Branch] = {
+    "retried": Branch(answers=(REFUSED, DELIVERED)),
+    "used-up": Branch(answers=(REFUSED,)),
+    "gone": Branch(answers=(GONE,)),
+    "deferred": Branch(answers=(DEFERRED, DELIVERED)),
+    "deferred-for-good": Branch(answers=(DEFERRED,), schedule=(0.0, -86_400.0)),
+    "sender-fails": Branch(answers=(crash, DELIVERED)),
+    "retried-now": Branch(answers=(REFUSED, DELIVERED), schedule=(0.0, 60.0), during=wake),
+    "canceled-waiting": Branch(answers=(REFUSED,), schedule=(0.0, 60.0), during=cancel),
+    "canceled-in-attempt": Branch(answers=(slow,), schedule=(0.0, 60.0), during=cancel),
+}
+LONG: Mapping[str, Branch] = {"continued-as-new": Branch(answers=(REFUSED,), schedule=(0.0, *[0.2] * 12))}
+"""Needs a server that suggests it early."""
+
+
+async def histories(client: Client, name: str) -> list[str]:
+    """Run one branch; the histories of its runs, oldest first."""
+    branch = {**BRANCHES, **LONG}[name]
+    script = ScriptedDelivery(*branch.answers)
+    control = Worker(client, task_queue=CONTROL_QUEUE, workflows=[CallbackWorkflow])
+    async with control, Worker(client, task_queue=CALLBACK_QUEUE, activities=[script.deliver_callback]):
+        delivery = await start_delivery(client, schedule=branch.schedule)
+        await branch.during(script, delivery)
+        with contextlib.suppress(WorkflowFailureError):
+            await delivery.result()
+        return await all_runs(client, delivery.id, delivery.first_execution_run_id)
