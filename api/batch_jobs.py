@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.common import (
     SearchAttributePair,
     TypedSearchAttributes,
@@ -33,6 +33,8 @@ class BatchJob:
     """A batch as Temporal describes it."""
 
     request: BatchInput
+    run_id: str = ""
+    """Empty for a batch that was just started."""
     record: BatchRecord | None = None
     """None: its first step is not done."""
     closed_at: datetime | None = None
@@ -75,13 +77,18 @@ class BatchJobs:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
             raise
-        request: BatchInput = await found.memo_value(naming.MEMO_REQUEST, type_hint=BatchInput)
+        job = await self.listed(found)
+        return replace(job, cancel_sent=found.raw_description.workflow_extended_info.cancel_requested)
+
+    async def listed(self, execution: WorkflowExecution) -> BatchJob:
+        """The batch as a list of executions shows it: whether a cancel was sent is not known."""
+        request: BatchInput = await execution.memo_value(naming.MEMO_REQUEST, type_hint=BatchInput)
         return BatchJob(
             request=request,
-            record=await found.memo_value(naming.MEMO_RECORD, None, type_hint=BatchRecord),
-            closed_at=None if found.status in _ALIVE else found.close_time,
-            ended_from_outside=found.status in _FROM_OUTSIDE,
-            cancel_sent=found.raw_description.workflow_extended_info.cancel_requested,
+            run_id=execution.run_id,
+            record=await execution.memo_value(naming.MEMO_RECORD, None, type_hint=BatchRecord),
+            closed_at=None if execution.status in _ALIVE else execution.close_time,
+            ended_from_outside=execution.status in _FROM_OUTSIDE,
         )
 
     async def chain(self, user: User, key: str) -> list[BatchJob]:

@@ -74,16 +74,17 @@ class BatchLinks(BaseModel):
     web_ui: str = Field(description="The batch in the Temporal Web UI.")
 
 
-class Batch(BaseModel):
-    """A batch as it stands."""
+class BatchSummary(BaseModel):
+    """A batch as lists show it."""
 
     batch_id: str
     status: BatchStatus
     is_terminal: bool
     cancel_requested: CancelMode | None
-    counts: dict[TaskStatus, int] = Field(description="Accepted items in each state.")
+    counts: dict[TaskStatus, int] = Field(
+        description="Accepted items in each state. In a list, open ones count as QUEUED: only their tasks know better."
+    )
     rejected: int = Field(description="Items that broke rules and were skipped.")
-    items: list[BatchItem]
     parallelism: int = Field(description="Items that are open at a time.")
     retry_of: str | None
     created_at: UtcTime
@@ -91,6 +92,28 @@ class Batch(BaseModel):
     finished_at: UtcTime | None
     gpu_seconds: float
     error_code: str | None = Field(description="Why the rest was canceled, when nobody asked for it.")
+    links: BatchLinks
+
+
+class Batch(BatchSummary):
+    """A batch as it stands, item by item, with its callback."""
+
+    items: list[BatchItem]
     callback_status: CallbackStatus | None
     callback_attempts: int | None
-    links: BatchLinks
+
+
+class BatchQuery(BaseModel):
+    """Which page of batches to list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    cursor: Annotated[str, Field(min_length=1, max_length=2_000)] | None = None
+
+
+class BatchList(BaseModel):
+    """One page of batches: open ones by newest start, then ended ones by newest end."""
+
+    items: list[BatchSummary]
+    next_cursor: str | None

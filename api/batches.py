@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 
 from api.auth import Caller
 from api.batch_jobs import BatchJob, BatchJobs
-from api.batch_schemas import Batch, BatchItem, BatchLinks, ItemLinks
+from api.batch_schemas import Batch, BatchItem, BatchLinks, BatchSummary, ItemLinks
 from api.batch_submission import BatchSubmissions
-from api.jobs import Delivery, Jobs
+from api.jobs import Jobs
 from api.problems import BatchNotFoundError, BatchTerminalError, FieldError
 from api.readings import TASK_ID_LENGTH, is_task_id, poll_interval
 from api.task_view import TaskViews, outcome_of
 from workers.settings import Settings
 from workflows import naming
-from workflows.batches import ENDED_ITEMS, BatchInput, BatchStatus, ItemState, item_content
+from workflows.batches import ENDED_ITEMS, BatchInput, BatchStatus, ItemState, item_content, item_counts
 from workflows.failures import FailureCode
 from workflows.states import TaskStatus
 from workflows.tasks import CancelMode
@@ -74,7 +74,7 @@ class Batches:
             BatchNotFoundError: there is none, or it is another user's.
             GatewayError: Temporal or the store does not answer.
         """
-        return await self.of(await self._fresh(caller, batch_id))
+        return await self.of(await self.fresh(caller, batch_id))
 
     async def cancel(self, caller: Caller, batch_id: str, mode: CancelMode) -> tuple[BatchReading, bool]:
         """Cancel the rest of the caller's batch, once however often it is asked.
@@ -87,7 +87,7 @@ class Batches:
             BatchTerminalError: it ended in another way.
             TemporalUnavailableError: no answer in time.
         """
-        job = await self._fresh(caller, batch_id)
+        job = await self.fresh(caller, batch_id)
         if job.has_ended:
             reading = await self.of(job)
             if reading.batch.status is not BatchStatus.CANCELED:
@@ -99,7 +99,7 @@ class Batches:
     async def of(self, job: BatchJob) -> BatchReading:
         """The reading of a batch that was just described."""
         statuses = dict(enumerate(_STATUS_OF.get(ItemState(letter)) for letter in job.states))
-        ids = dict(_task_ids(job))
+        ids = dict(started_tasks(job))
         open_items = [index for index, letter in enumerate(job.states) if letter == ItemState.OPEN]
         statuses.update(
             zip(open_items, await asyncio.gather(*(self._status(ids[index]) for index in open_items)), strict=True)
@@ -108,7 +108,13 @@ class Batches:
         if job.record is not None and job.record.callback_started:
             delivery = await self._jobs.delivery(job.request.batch_id)
         items = self._items(statuses, ids, await self._submissions.report(job.request))
-        batch = self._batch(job, items, delivery)
+        counts = {status: sum(item.status is status for item in items) for status in TaskStatus}
+        batch = Batch(
+            **dict(self._summary(job, counts)),
+            items=items,
+            callback_status=delivery.status if delivery else None,
+            callback_attempts=delivery.attempts if delivery else None,
+        )
         body = batch.model_dump_json().encode("utf-8")
         age = (datetime.now(UTC) - job.request.accepted_at).total_seconds()
         return BatchReading(
@@ -118,7 +124,13 @@ class Batches:
             retry_after_seconds=None if batch.is_terminal else poll_interval(age),
         )
 
-    async def _fresh(self, caller: Caller, batch_id: str) -> BatchJob:
+    async def fresh(self, caller: Caller, batch_id: str) -> BatchJob:
+        """The caller's batch as it is now, for those who are about to change it.
+
+        Raises:
+            BatchNotFoundError: there is none, or it is another user's.
+            TemporalUnavailableError: no answer in time.
+        """
         user = caller.user
         job = await self._batch_jobs.describe(batch_id) if _is_batch_id(batch_id) else None
         if job is None or job.request.user != user:
@@ -147,21 +159,24 @@ class Batches:
             for index, status in statuses.items()
         ]
 
-    def _batch(self, job: BatchJob, items: list[BatchItem], delivery: Delivery | None) -> Batch:
+    def summary(self, job: BatchJob) -> BatchSummary:
+        """A batch without its items, from what itself knows."""
+        return self._summary(job, item_counts(job.states))
+
+    def _summary(self, job: BatchJob, counts: dict[TaskStatus, int]) -> BatchSummary:
         request, record = job.request, job.record
         asked = record.cancel_requested if record else None
         if job.cancel_sent and not job.has_ended:
             asked = CancelMode.HARD
         finished_at = (record.finished_at if record else None) or job.closed_at
         error = record.error_code if record else None
-        return Batch(
+        return BatchSummary(
             batch_id=request.batch_id,
             status=_status_of(job),
             is_terminal=job.has_ended,
             cancel_requested=asked,
-            counts={status: sum(item.status is status for item in items) for status in TaskStatus},
-            rejected=sum(item.status is None for item in items),
-            items=items,
+            counts=counts,
+            rejected=job.states.count(ItemState.REJECTED),
             parallelism=request.parallelism,
             retry_of=request.retry_of,
             created_at=request.accepted_at,
@@ -169,8 +184,6 @@ class Batches:
             finished_at=finished_at,
             gpu_seconds=round(record.gpu_seconds, 3) if record else 0.0,
             error_code=FailureCode.TERMINATED if _is_cut_short(job) else error,
-            callback_status=delivery.status if delivery else None,
-            callback_attempts=delivery.attempts if delivery else None,
             links=BatchLinks(
                 self=request.url,
                 tasks=f"{self._settings.public_url}/api/v1/tasks?batch_id={request.batch_id}",
@@ -194,7 +207,7 @@ def _status_of(job: BatchJob) -> BatchStatus:
     return BatchStatus.CANCELED if job.has_ended else BatchStatus.PROCESSING
 
 
-def _task_ids(job: BatchJob) -> Iterator[tuple[int, str]]:
+def started_tasks(job: BatchJob) -> Iterator[tuple[int, str]]:
     """Tasks of the items that have been started, by index: computed, since a record with a thousand ids is large."""
     request, record = job.request, job.record
     started = set(record.started) if record else set()

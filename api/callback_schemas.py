@@ -56,7 +56,7 @@ class CallbackRedelivery(CallbackDelivery):
 
 
 class TaskCallback(CallbackDelivery):
-    """The delivery that the task's end started, and every later one."""
+    """The delivery that the end of the task or batch started, and every later one."""
 
     redeliveries: list[CallbackRedelivery]
 
@@ -81,7 +81,7 @@ AskedTime = Annotated[AwareDatetime, BeforeValidator(rfc3339), Field(strict=Fals
 
 
 class RedeliverRange(BaseModel):
-    """Which callbacks to send again: those of tasks that ended in a time."""
+    """Which callbacks to send again: those of tasks and batches that ended in a time."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -107,7 +107,8 @@ class RedeliverRange(BaseModel):
 class RedeliveryItem(BaseModel):
     """One callback and what is done about it."""
 
-    task_id: str
+    task_id: str | None = Field(description="null: it is a batch's.")
+    batch_id: str | None = Field(description="null: it is a task's.")
     status: CallbackStatus = Field(description="Of its newest delivery, before anything was done.")
     action: Literal["redeliver", "retry_now"] = Field(
         description="`redeliver`: a new delivery; `retry_now`: the open one does not wait any longer."

@@ -18,9 +18,10 @@ from typing import Annotated
 
 import typer
 
-from api import cli_actions, cli_views
+from api import cli_actions, cli_doctor, cli_redrive, cli_views
 from api.cli_batches import app as batch_app
 from api.cli_callbacks import app as callbacks_app
+from api.cli_deploy import app as deploy_app
 from api.cli_output import EXIT_CONFIGURATION, EXIT_INTERRUPTED, CommandError, complain, out
 from workers.errors import ConfigurationError
 
@@ -41,6 +42,7 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(batch_app, name="batch")
 app.add_typer(callbacks_app, name="callbacks")
 app.add_typer(quota_app, name="quota")
+app.add_typer(deploy_app, name="deploy")
 
 
 class Priority(StrEnum):
@@ -323,6 +325,8 @@ def quota_reset(user: User, shared: SharedAccount = False) -> None:
 
 for command in (cli_actions.retry, cli_actions.delete, cli_actions.timeline, cli_actions.replay):
     app.command()(command)
+app.command()(cli_redrive.redrive)
+app.command()(cli_doctor.doctor)
 app.command("list")(cli_views.list_tasks)
 for view in (cli_views.queues, cli_views.stats, cli_views.workers):
     app.command()(view)

@@ -90,6 +90,55 @@ def cancel(
     _show(batch, as_json=as_json)
 
 
+@app.command("list")
+def list_batches(
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Batches on a page.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="From the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List your batches: open ones by newest start, then ended ones by newest end."""
+    from rich.table import Column, Table
+
+    from api.cli_tasks import gateway
+
+    with gateway() as gate:
+        found = gate.batches({"limit": str(limit), **({"cursor": cursor} if cursor else {})})
+    if as_json:
+        out.print_json(found.model_dump_json())
+        return
+    batch_id = Column("batch", no_wrap=True, min_width=27)
+    table = Table(batch_id, "status", "ended", "clips", "items", Column("created", no_wrap=True), box=None)
+    for batch in found.items:
+        table.add_row(
+            batch.batch_id,
+            batch.status,
+            str(sum(batch.counts[state] for state in ENDED)),
+            str(batch.counts[TaskStatus.SUCCEEDED]),
+            str(sum(batch.counts.values())),
+            f"{batch.created_at:%m-%d %T}",
+        )
+    out.print(table)
+    if found.next_cursor is not None:
+        out.print(f"more: --cursor {found.next_cursor}", markup=False)
+
+
+@app.command()
+def delete(
+    batch_id: str, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether that is meant.")] = False
+) -> None:
+    """Delete a batch for good, with every task that it started and their clips."""
+    import time
+
+    from api.cli_tasks import gateway
+
+    if not yes:
+        typer.confirm(f"Delete {batch_id} with all its tasks and clips, for good?", abort=True)
+    with gateway() as gate:
+        while not gate.delete_batch(batch_id):
+            time.sleep(1)
+    out.print(f"deleted {batch_id}", markup=False)
+
+
 def _items(file: Path, written_as: ItemsFormat | None) -> list[dict[str, object]]:
     """The items of a file; images that are named by path are read.
 

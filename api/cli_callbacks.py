@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,13 @@ import typer
 from api.cli_output import EXIT_NO_DELIVERY, err, out
 
 if TYPE_CHECKING:
-    from api.callback_schemas import CallbackDelivery, RedeliveryPage, TaskCallback
+    from api.callback_schemas import CallbackDelivery, RedeliveryItem, RedeliveryPage, TaskCallback
     from api.cli_client import Gateway
 
 app = typer.Typer(help="Callbacks: attempts, redelivery, samples.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+EndedId = Annotated[str, typer.Argument(metavar="ID", help="A task or a batch.")]
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -36,56 +37,60 @@ def moment(text: str) -> datetime:
 
 Since = Annotated[
     datetime | None,
-    typer.Option(parser=moment, metavar="TIME", help="Tasks that ended from then on: 2026-01-31T12:00:00Z, or 2h."),
+    typer.Option(parser=moment, metavar="TIME", help="What ended from then on: 2026-01-31T12:00:00Z, or 2h."),
 ]
 Until = Annotated[datetime | None, typer.Option(parser=moment, metavar="TIME", help="And before then; default: now.")]
 
 
 @app.command()
-def show(task_id: str, as_json: AsJson = False) -> None:
-    """Show the deliveries of a task: every attempt, and the body as it was sent."""
+def show(of: EndedId, as_json: AsJson = False) -> None:
+    """Show the deliveries of a task or batch: every attempt, and the body as it was sent."""
     from api.cli_tasks import gateway
 
     with gateway() as gate:
-        found = gate.callback(task_id)
+        found = gate.callback(of)
     _show(found, as_json=as_json)
 
 
 @app.command()
 def redeliver(
     *,
-    task_id: Annotated[str | None, typer.Argument(help="One task; or a range by --since.")] = None,
+    of: Annotated[str | None, typer.Argument(metavar="ID", help="One task or batch; or a range by --since.")] = None,
     since: Since = None,
     until: Until = None,
     failed_only: Annotated[bool, typer.Option(help="Only callbacks that were given up.")] = False,
+    delivered_too: Annotated[bool, typer.Option("--all", help="Those that were taken, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether that is meant.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send the callback of a task again, or those of all tasks that ended in a time."""
+    """Send the callback of a task or batch again, or those of all that ended in a time."""
     from api.cli_tasks import gateway
 
-    if (task_id is None) == (since is None):
-        raise typer.BadParameter("give a TASK_ID or --since TIME")
+    if (of is None) == (since is None):
+        raise typer.BadParameter("give the ID of a task or batch, or --since TIME")
     with gateway() as gate:
-        if task_id is not None:
-            _show(gate.redeliver(task_id), as_json=as_json)
+        if of is not None:
+            _show(gate.redeliver(of), as_json=as_json)
             return
         wanted = {
             "since": (since or datetime.now(UTC)).isoformat(),
             "until": (until or datetime.now(UTC)).isoformat(),
-            "status": "failed" if failed_only else "all",
+            "status": "failed" if failed_only else "all" if delivered_too else "undelivered",
         }
         if not yes:
             planned = [item for page in _pages(gate, wanted, dry_run=True) for item in page.items]
+            if as_json:
+                _print_items(planned, dry_run=True)
+                return
             for item in planned:
-                err.print(f"{item.task_id}  {item.status}  {item.action}", markup=False)
+                err.print(f"{item.task_id or item.batch_id}  {item.status}  {item.action}", markup=False)
             if not planned:
                 err.print("no callback in this time is to be sent")
                 return
             typer.confirm(f"Send {len(planned)} callbacks?", abort=True, err=True)
         items = [item for page in _pages(gate, wanted, dry_run=False) for item in page.items]
     if as_json:
-        out.print_json(data={"items": [item.model_dump(mode="json") for item in items]})
+        _print_items(items, dry_run=False)
     else:
         out.print(f"{len(items)} callbacks are on their way", markup=False)
 
@@ -109,6 +114,10 @@ def send_sample(url: str, as_json: AsJson = False) -> None:
         if attempt.reply:
             out.print(f"reply   {attempt.reply}", markup=False)
     raise typer.Exit(0 if result.status is CallbackStatus.SUCCEEDED else EXIT_NO_DELIVERY)
+
+
+def _print_items(items: Iterable[RedeliveryItem], *, dry_run: bool) -> None:
+    out.print_json(data={"dry_run": dry_run, "items": [item.model_dump(mode="json") for item in items]})
 
 
 def _pages(gate: Gateway, wanted: Mapping[str, object], *, dry_run: bool) -> Iterator[RedeliveryPage]:

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from api.batch_schemas import Batch
+from api.batch_schemas import Batch, BatchList
 from api.callback_schemas import CallbackTestResult, RedeliveryPage, TaskCallback
 from api.problems import Problem
+from api.redrive_schemas import RedrivePage
 from api.request_signing import MalformedSignatureError, RequestSigner
 from api.schemas import ModelList, Task, TaskList
 from api.statistics_schemas import QueueList, Stats, WorkerList
@@ -37,7 +38,7 @@ class AccessFile(BaseModel):
     """Content of the client file."""
 
     url: str
-    api_key: str
+    api_key: str = Field(repr=False)
     web_ui_url: str = ""
     temporal_address: str = ""
 
@@ -211,17 +212,21 @@ class Gateway:
         """The way of a task."""
         return self._parse(TaskTimeline, self._call("GET", f"/tasks/{task_id}/timeline"))
 
-    def callback(self, task_id: str) -> TaskCallback:
-        """The deliveries of a task."""
-        return self._parse(TaskCallback, self._call("GET", f"/tasks/{task_id}/callback"))
+    def callback(self, of: str) -> TaskCallback:
+        """The deliveries of a task or batch, by its id."""
+        return self._parse(TaskCallback, self._call("GET", f"{_path(of)}/callback"))
 
-    def redeliver(self, task_id: str) -> TaskCallback:
-        """Send the callback of a task again."""
-        return self._parse(TaskCallback, self._call("POST", f"/tasks/{task_id}/callback/redeliver"))
+    def redeliver(self, of: str) -> TaskCallback:
+        """Send the callback of a task or batch again, by its id."""
+        return self._parse(TaskCallback, self._call("POST", f"{_path(of)}/callback/redeliver"))
 
     def redeliver_range(self, wanted: Mapping[str, object]) -> RedeliveryPage:
         """Send one page of the callbacks of a time again."""
         return self._parse(RedeliveryPage, self._call("POST", "/callbacks/redeliver", json=wanted))
+
+    def redrive(self, wanted: Mapping[str, object]) -> RedrivePage:
+        """Run one page of dead letters again; for operators."""
+        return self._parse(RedrivePage, self._call("POST", "/redrive", json=wanted))
 
     def test_callback(self, url: str) -> CallbackTestResult:
         """Send a signed sample."""
@@ -241,6 +246,14 @@ class Gateway:
     def cancel_batch(self, batch_id: str, mode: CancelMode) -> Batch:
         """Cancel the rest of a batch; returns it as it is then."""
         return self._parse(Batch, self._call("POST", f"/batches/{batch_id}/cancel", json={"mode": mode}))
+
+    def batches(self, query: Mapping[str, str]) -> BatchList:
+        """One page of the key's own batches."""
+        return self._parse(BatchList, self._call("GET", "/batches", params=query))
+
+    def delete_batch(self, batch_id: str) -> bool:
+        """Delete a batch with its tasks; False: some are left, ask again."""
+        return self._call("DELETE", f"/batches/{batch_id}").status_code != HTTPStatus.ACCEPTED
 
     def models(self) -> ModelList:
         """The catalogue."""
@@ -352,6 +365,11 @@ class Gateway:
 
 def _seconds(header: str | None) -> float | None:
     return float(header) if header is not None and header.isascii() and header.isdigit() else None
+
+
+def _path(of: str) -> str:
+    """Where a task or a batch is; their ids differ in the first letter."""
+    return f"/batches/{of}" if of.startswith("b") else f"/tasks/{of}"
 
 
 def _account(tenant: str, end_user: str | None, *, shared: bool) -> dict[str, str]:

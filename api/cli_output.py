@@ -10,6 +10,8 @@ EXIT_NO_CLIP: Final = 1
 """The task ended without a clip."""
 EXIT_NO_DELIVERY: Final = 1
 """The receiver did not take the sample."""
+EXIT_BROKEN: Final = 1
+"""The deployment is not as it should be."""
 EXIT_REFUSED: Final = 3
 """The gateway refused the request."""
 EXIT_UNREACHABLE: Final = 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -164,6 +164,8 @@ def events(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document per event.")] = False,
 ) -> None:
     """Watch a task until it ends. A stream that is cut is taken up again where it was."""
+    import json
+
     from api.cli_client import GatewayUnreachableError
     from api.cli_tasks import gateway
 
@@ -172,7 +174,10 @@ def events(
         while True:
             try:
                 for event in gate.events(task_id, last=last_event_id):
-                    _print_event(event, as_json=as_json)
+                    data = json.loads(event.data)
+                    _print_event(event, data, as_json=as_json)
+                    if data.get("is_terminal"):
+                        return
                     last_event_id, tries = event.id, 0
             except GatewayUnreachableError:
                 tries += 1
@@ -186,10 +191,9 @@ def events(
                 time.sleep(1)
 
 
-def _print_event(event: StreamedEvent, *, as_json: bool) -> None:
+def _print_event(event: StreamedEvent, data: dict[str, Any], *, as_json: bool) -> None:
     import json
 
-    data = json.loads(event.data)
     if as_json:
         # One line each, whatever the width of the terminal.
         typer.echo(json.dumps({"id": event.id, "event": event.name, "data": data}))

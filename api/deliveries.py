@@ -1,4 +1,4 @@
-"""The deliveries of a task's callback: the first, started by its job, and those that were asked for afterwards.
+"""The deliveries of a callback: the first, started by the end of a task or batch, and those asked for afterwards.
 
 Each is a CallbackWorkflow; its memo tells everything, so reading needs no worker.
 """
@@ -28,14 +28,15 @@ from api.problems import (
 )
 from api.readings import Readings
 from api.temporal_calls import bounded
+from api.terminal_events import TerminalEvent, event_of_task
 from workflows import naming
 from workflows.callback import CallbackWorkflow
-from workflows.outbox import callback_attributes, callback_input
+from workflows.outbox import callback_attributes
 from workflows.states import TaskStatus
 from workflows.tasks import CallbackEvent, CallbackInput, CallbackRecord, CallbackStatus, User
 
 MAX_DELIVERIES: Final = 1_000
-"""Of one task; a stop for loops, not a promise."""
+"""Of one event; a stop for loops, not a promise."""
 TEST_EVENT: Final = "callback.test"
 TEST_PATIENCE: Final = timedelta(seconds=20)
 """One attempt takes at most 10 s; the rest is for waiting its turn."""
@@ -46,7 +47,7 @@ class DeliveryState:
     """One delivery as it stands."""
 
     number: int
-    """0: the one that the job started; n: the n-th redelivery."""
+    """0: the one that the end started; n: the n-th redelivery."""
     run_id: str
     record: CallbackRecord
     started_at: datetime
@@ -81,7 +82,7 @@ class Deliveries:
             TemporalUnavailableError: no answer in time.
         """
         job = await self._readings.fresh(caller, task_id)
-        found = await self.of_task(task_id)
+        found = await self.of(task_id)
         if not found:
             raise CallbackNotFoundError(_why_none(job))
         return found
@@ -96,32 +97,34 @@ class Deliveries:
             TemporalUnavailableError: no answer in time.
         """
         job = await self._readings.fresh(caller, task_id)
-        if not has_event(job):
+        event = event_of_task(job)
+        if event is None:
             if job.closing is None:
                 task = (await self._readings.of(job)).task
                 raise TaskNotTerminalError("The task has not ended: there is nothing to deliver yet.", task=task)
             raise CallbackNotFoundError(_why_none(job))
-        await self.send_again(job, await self.of_task(task_id))
+        await self.send_again(event, await self.of(task_id))
         self._readings.forget(task_id)
-        return await self.of_task(task_id)
+        return await self.of(task_id)
 
-    async def send_again(self, job: Job, deliveries: list[DeliveryState]) -> None:
+    async def send_again(self, event: TerminalEvent, deliveries: list[DeliveryState]) -> None:
         """Wake the newest delivery if it is open, else start the next one. Parallel calls meet in one."""
-        task_id = job.request.task_id
         newest = deliveries[-1] if deliveries else None
-        if newest is not None and newest.is_open and await self._wake(naming.callback_id(task_id, newest.number)):
+        if newest is not None and newest.is_open and await self._wake(naming.callback_id(event.of, newest.number)):
             return
-        await self._start(job, (newest.number if newest else 0) + 1)
+        following = naming.callback_id(event.of, (newest.number if newest else 0) + 1)
+        with suppress(WorkflowAlreadyStartedError):
+            await self._start_workflow(following, event.given, event.user)
 
-    async def of_task(self, task_id: str) -> list[DeliveryState]:
-        """Every delivery of a task, oldest first.
+    async def of(self, ended: str) -> list[DeliveryState]:
+        """Every delivery of a task or batch, by its id; oldest first.
 
         Raises:
             TemporalUnavailableError: no answer in time.
         """
         found: list[DeliveryState] = []
         for number in range(MAX_DELIVERIES):
-            state = await self._describe(naming.callback_id(task_id, number), number)
+            state = await self._describe(naming.callback_id(ended, number), number)
             if state is not None:
                 found.append(state)
             elif number > 0:
@@ -178,13 +181,6 @@ class Deliveries:
             return False
         return True
 
-    async def _start(self, job: Job, number: int) -> None:
-        request, record = job.request, job.record
-        assert request.callback is not None and record is not None  # noqa: S101, PT018 - see `has_event`
-        given = callback_input(request, request.callback, record)
-        with suppress(WorkflowAlreadyStartedError):
-            await self._start_workflow(naming.callback_id(request.task_id, number), given, request.user)
-
     async def _start_workflow(self, workflow_id: str, given: CallbackInput, user: User) -> None:
         first = CallbackRecord(task_id=given.task_id, status=CallbackStatus.PENDING, url=given.url)
         start = partial(
@@ -219,11 +215,6 @@ class Deliveries:
         return DeliveryState(
             number=number, run_id=description.run_id, record=record, started_at=description.start_time, is_open=is_open
         )
-
-
-def has_event(job: Job) -> bool:
-    """Whether a job decided on its end and its owner asked to hear of it."""
-    return job.request.callback is not None and job.record is not None and job.record.callback_started
 
 
 def _why_none(job: Job) -> str:

@@ -12,7 +12,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -67,7 +67,7 @@ class DevStack:
 
     settings: Settings
     access: AccessFile
-    callback_secret: str
+    callback_secret: str = field(repr=False)
     new_key: bool
     """The key was made now, so it is shown; later it is only in the client file."""
 
@@ -153,7 +153,7 @@ def _settings(data_dir: Path, ports: Ports) -> Settings:
 
 
 def _environment(settings: Settings) -> Mapping[str, str]:
-    # Variables of a Temporal profile are for other servers than ours.
+    # Temporal's variables and profile file are for other servers than ours: their TLS and keys would not fit it.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TEMPORAL_")}
     defaults = {
         "REELGATE_EXTRA_MODELS": DEV_MODELS,
@@ -170,6 +170,7 @@ def _environment(settings: Settings) -> Mapping[str, str]:
         "REELGATE_PUBLIC_URL": settings.public_url,
         "REELGATE_WEB_UI_URL": settings.web_ui_url,
         "REELGATE_LOG_FORMAT": "json",
+        "TEMPORAL_CONFIG_FILE": os.devnull,
         "PYTHONUNBUFFERED": "1",
     }
     return {**defaults, **inherited, **decided}

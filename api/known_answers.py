@@ -18,9 +18,11 @@ from api.middleware import UNLOGGED
 from api.problems import GatewayError
 from api.readings import TASK_ID_LENGTH, Reading
 from api.request_guard import GUARDED_KEY
+from api.request_metrics import ROUTE
 from api.state import Gateway
 
 _PREFIX: Final = "/api/v1/tasks/"
+_ROUTE: Final = "/api/v1/tasks/{task_id}"
 _PATH_LENGTH: Final = len(_PREFIX) + TASK_ID_LENGTH
 
 
@@ -37,6 +39,7 @@ class KnownAnswers:
             await self._app(scope, receive, send)
             return
         scope[UNLOGGED] = True
+        scope[ROUTE] = _ROUTE
         unchanged = etag_matches(_if_none_match(scope), reading.etag)
         status = HTTPStatus.NOT_MODIFIED if unchanged else HTTPStatus.OK
         headers = reading.validator_headers if unchanged else reading.full_headers

@@ -39,6 +39,7 @@ class ProblemCode(StrEnum):
     TASK_NOT_TERMINAL = "TASK_NOT_TERMINAL"
     BATCH_NOT_FOUND = "BATCH_NOT_FOUND"
     BATCH_TERMINAL = "BATCH_TERMINAL"
+    BATCH_NOT_TERMINAL = "BATCH_NOT_TERMINAL"
     CALLBACK_NOT_FOUND = "CALLBACK_NOT_FOUND"
     RESULT_NOT_FOUND = "RESULT_NOT_FOUND"
     RESULT_EXPIRED = "RESULT_EXPIRED"
@@ -239,10 +240,16 @@ class BatchTerminalError(GatewayError):
     status, code, title = HTTPStatus.CONFLICT, ProblemCode.BATCH_TERMINAL, "The batch has ended"
 
 
-class CallbackNotFoundError(GatewayError):
-    """The task has no callback."""
+class BatchNotTerminalError(GatewayError):
+    """The batch has not ended yet."""
 
-    status, code, title = HTTPStatus.NOT_FOUND, ProblemCode.CALLBACK_NOT_FOUND, "The task has no callback"
+    status, code, title = HTTPStatus.CONFLICT, ProblemCode.BATCH_NOT_TERMINAL, "The batch has not ended"
+
+
+class CallbackNotFoundError(GatewayError):
+    """The task or batch has no callback."""
+
+    status, code, title = HTTPStatus.NOT_FOUND, ProblemCode.CALLBACK_NOT_FOUND, "There is no callback"
 
 
 class ResultNotFoundError(GatewayError):

@@ -1,4 +1,4 @@
-"""Sending callbacks again by the time in which their tasks ended: after an outage of a receiver, page by page.
+"""Sending callbacks again by the time in which tasks and batches ended: after an outage of a receiver, page by page.
 
 The list comes from visibility, which lags behind; whether a callback is sent again, its own deliveries decide.
 """
@@ -14,21 +14,23 @@ from typing import Final
 from temporalio.client import Client, WorkflowExecution
 
 from api.auth import Caller
+from api.batch_jobs import BatchJobs
 from api.callback_schemas import RedeliverRange, RedeliveryItem, RedeliveryPage
 from api.cursors import Cursors
-from api.deliveries import Deliveries, has_event
-from api.jobs import Job, Jobs
+from api.deliveries import Deliveries
+from api.jobs import Jobs
 from api.problems import ValidationFailedError
 from api.readings import Readings
 from api.temporal_calls import bounded
+from api.terminal_events import TerminalEvent, event_of_batch, event_of_task
 from workers.keys import Scope
 from workflows import naming
-from workflows.tasks import CallbackStatus
+from workflows.tasks import CallbackStatus, User
 
 _PARALLEL: Final = 8
-_FIRST_DELIVERY = re.compile(naming.callback_id(r"(t[a-z2-7]{26})"))
-"""Ids of the deliveries that jobs started. They started when their tasks ended, so their start is the time asked for;
-later deliveries of the same task are looked up by its id."""
+_FIRST_DELIVERY = re.compile(naming.callback_id(r"([tb][a-z2-7]{26})"))
+"""Ids of the deliveries that the ends of tasks and batches started, so their start is the time asked for; later
+deliveries of the same event are looked up by the id in here."""
 _CONDITIONS: Final = {
     "undelivered": " AND CallbackStatus != 'SUCCEEDED'",
     # A terminated delivery keeps the attribute of its last moment.
@@ -45,6 +47,7 @@ class RangeRedelivery:
         client: Client,
         *,
         jobs: Jobs,
+        batch_jobs: BatchJobs,
         readings: Readings,
         deliveries: Deliveries,
         cursors: Cursors,
@@ -52,6 +55,7 @@ class RangeRedelivery:
     ) -> None:
         self._client = client
         self._jobs = jobs
+        self._batch_jobs = batch_jobs
         self._readings = readings
         self._deliveries = deliveries
         self._cursors = cursors
@@ -76,22 +80,22 @@ class RangeRedelivery:
         following = rows.next_page_token
         turns = asyncio.Semaphore(_PARALLEL)
 
-        async def one(task_id: str) -> RedeliveryItem | None:
+        async def one(ended: str) -> RedeliveryItem | None:
             async with turns:
-                return await self._send_again(caller, task_id, wanted)
+                return await self._send_again(caller, ended, wanted)
 
-        items = await asyncio.gather(*(one(task_id) for task_id in _task_ids(rows.current_page or ())))
+        items = await asyncio.gather(*(one(ended) for ended in _ended(rows.current_page or ())))
         return RedeliveryPage(
             dry_run=wanted.dry_run,
             items=[item for item in items if item is not None],
             next_cursor=self._cursors.seal(following) if following else None,
         )
 
-    async def _send_again(self, caller: Caller, task_id: str, wanted: RedeliverRange) -> RedeliveryItem | None:
-        job = await self._jobs.describe(task_id)
-        if job is None or not _acts_for(caller, job) or not has_event(job):
+    async def _send_again(self, caller: Caller, ended: str, wanted: RedeliverRange) -> RedeliveryItem | None:
+        event = await self._event(ended)
+        if event is None or not _acts_for(caller, event.user):
             return None
-        deliveries = await self._deliveries.of_task(task_id)
+        deliveries = await self._deliveries.of(ended)
         if not deliveries:
             return None
         newest = deliveries[-1]
@@ -100,21 +104,36 @@ class RangeRedelivery:
         if newest.is_open and wanted.status == "failed":
             return None
         if not wanted.dry_run:
-            await self._deliveries.send_again(job, deliveries)
-            self._readings.forget(task_id)
+            await self._deliveries.send_again(event, deliveries)
+            self._readings.forget(ended)
+        is_batch = _is_batch(ended)
         return RedeliveryItem(
-            task_id=task_id, status=newest.record.status, action="retry_now" if newest.is_open else "redeliver"
+            task_id=None if is_batch else ended,
+            batch_id=ended if is_batch else None,
+            status=newest.record.status,
+            action="retry_now" if newest.is_open else "redeliver",
         )
+
+    async def _event(self, ended: str) -> TerminalEvent | None:
+        if _is_batch(ended):
+            batch = await self._batch_jobs.describe(ended)
+            return event_of_batch(batch) if batch is not None else None
+        job = await self._jobs.describe(ended)
+        return event_of_task(job) if job is not None else None
 
 
 def _whole_tenant(caller: Caller) -> bool:
     return caller.end_user is None and caller.key.scope.includes(Scope.SERVICE)
 
 
-def _acts_for(caller: Caller, job: Job) -> bool:
+def _acts_for(caller: Caller, user: User) -> bool:
     if _whole_tenant(caller):
-        return job.request.user.tenant == caller.key.tenant
-    return job.request.user == caller.user
+        return user.tenant == caller.key.tenant
+    return user == caller.user
+
+
+def _is_batch(ended: str) -> bool:
+    return ended.startswith("b")
 
 
 def _query(caller: Caller, wanted: RedeliverRange) -> str:
@@ -127,7 +146,7 @@ def _query(caller: Caller, wanted: RedeliverRange) -> str:
     return query + _CONDITIONS[wanted.status]
 
 
-def _task_ids(rows: Sequence[WorkflowExecution]) -> list[str]:
+def _ended(rows: Sequence[WorkflowExecution]) -> list[str]:
     matches = [_FIRST_DELIVERY.fullmatch(row.id) for row in rows]
     return list(dict.fromkeys(match[1] for match in matches if match))
 

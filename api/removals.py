@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -28,7 +29,7 @@ from api.readings import Readings
 from api.temporal_calls import bounded
 from workflows import naming
 from workflows.admission import AdmissionWorkflow
-from workflows.tasks import GenerationInput
+from workflows.tasks import AdmissionPlace, GenerationInput
 
 GONE_WITHIN: Final = timedelta(seconds=5)
 """Temporal deletes a run a moment after it was asked to: half a minute after, where the server setting
@@ -84,8 +85,19 @@ class Removals:
             StorageUnavailableError: the store did not answer; the task has stopped and can be deleted again.
             TemporalUnavailableError: no answer in time; the same holds.
         """
-        job = await self._stopped(await self._readings.fresh(caller, task_id))
-        await self._give_places_back(job)
+        await self.remove_job(await self._readings.fresh(caller, task_id))
+
+    async def remove_job(self, job: Job) -> None:
+        """Delete the task of a job that was just described, whoever owns it.
+
+        Raises:
+            TaskNotFoundError, StorageUnavailableError, TemporalUnavailableError: as for `remove`.
+        """
+        job = await self._stopped(job)
+        task_id = job.request.task_id
+        await self.give_back(
+            task_id, job.request.places if job.closing is Closing.ENDED_FROM_OUTSIDE else (), _gpu_seconds(job)
+        )
         try:
             await self._remove_objects(job.request)
         except StoreUnavailableError as error:
@@ -93,7 +105,7 @@ class Removals:
         if job.request.batch_id is not None and job.closed_at is not None:
             since_close = datetime.now(UTC) - job.closed_at
             await asyncio.sleep(max(0.0, (PARENT_HEARS_WITHIN - since_close).total_seconds()))
-        await self._delete_runs(job)
+        await self.delete_runs(task_id, job.run_id)
         self._readings.forget(task_id)
         _log.info("task_deleted", task_id=task_id, user_id=naming.user_hash(job.request.user))
         if job.closing is Closing.ENDED_FROM_OUTSIDE:
@@ -110,11 +122,15 @@ class Removals:
             if job.closing is None:
                 await asyncio.sleep(min(left, _LOOK_AGAIN_SECONDS))
         if job.closing is None:
-            handle = self._client.get_workflow_handle(task_id)
-            with suppress(RPCError):  # NOT_FOUND: closed in the same moment
-                await bounded(partial(handle.terminate, reason=_TERMINATE_REASON), limit=self._limit)
+            await self.terminate(task_id)
             job = await self._described(task_id)
         return job
+
+    async def terminate(self, workflow_id: str) -> None:
+        """End a run by force."""
+        handle = self._client.get_workflow_handle(workflow_id)
+        with suppress(RPCError):  # NOT_FOUND: closed in the same moment
+            await bounded(partial(handle.terminate, reason=_TERMINATE_REASON), limit=self._limit)
 
     async def _described(self, task_id: str) -> Job:
         job = await self._jobs.describe(task_id)
@@ -123,16 +139,13 @@ class Removals:
             raise TaskNotFoundError
         return job
 
-    async def _give_places_back(self, job: Job) -> None:
+    async def give_back(self, holder: str, places: Sequence[AdmissionPlace], gpu_seconds: float) -> None:
         """What a run does at its own end, for one that did not come to it. A second release changes nothing."""
-        if job.closing is not Closing.ENDED_FROM_OUTSIDE:
-            return
-        gpu_seconds = job.record.gpu_seconds if job.record else 0.0
-        for place in job.request.places:
+        for place in places:
             release = partial(
                 self._client.get_workflow_handle(place.admission_id).signal,
                 AdmissionWorkflow.release,
-                args=[job.request.task_id, place.token, gpu_seconds],
+                args=[holder, place.token, gpu_seconds],
             )
             with suppress(RPCError):  # NOT_FOUND: the admission has closed and forgotten its places
                 await bounded(release, limit=self._limit)
@@ -152,20 +165,23 @@ class Removals:
         except StoreUnavailableError:
             _log.warning("late_clip_kept", task_id=request.task_id)
 
-    async def _delete_runs(self, job: Job) -> None:
-        """Delete the deliveries, then the job, earlier runs of a `reset` or a continue-as-new included."""
-        task_id = job.request.task_id
-        listed = await bounded(partial(self._listed_runs, task_id), limit=self._limit)
+    async def delete_runs(self, workflow_id: str, run_id: str) -> None:
+        """Delete the deliveries of a job, then itself, earlier runs of a `reset` or a continue-as-new included.
+
+        Raises:
+            TemporalUnavailableError: no answer in time.
+        """
+        listed = await bounded(partial(self._listed_runs, workflow_id), limit=self._limit)
         # The list may lag behind; what is newest is found by its id.
         deliveries = {
-            (naming.callback_id(task_id, delivery.number), delivery.run_id)
-            for delivery in await self._deliveries.of_task(task_id)
+            (naming.callback_id(workflow_id, delivery.number), delivery.run_id)
+            for delivery in await self._deliveries.of(workflow_id)
         }
-        await self._delete_all(deliveries | {run for run in listed if run[0] != task_id})
-        await self._delete_all({(task_id, job.run_id)} | {run for run in listed if run[0] == task_id})
+        await self._delete_all(deliveries | {run for run in listed if run[0] != workflow_id})
+        await self._delete_all({(workflow_id, run_id)} | {run for run in listed if run[0] == workflow_id})
 
-    async def _listed_runs(self, task_id: str) -> list[_Run]:
-        query = f"WorkflowId = '{task_id}' OR WorkflowId STARTS_WITH '{naming.callback_id(task_id)}'"
+    async def _listed_runs(self, workflow_id: str) -> list[_Run]:
+        query = f"WorkflowId = '{workflow_id}' OR WorkflowId STARTS_WITH '{naming.callback_id(workflow_id)}'"
         return [(run.id, run.run_id) async for run in self._client.list_workflows(query)]
 
     async def _delete_all(self, runs: set[_Run]) -> None:
@@ -173,7 +189,7 @@ class Removals:
         until = time.monotonic() + GONE_WITHIN.total_seconds()
         while any(await asyncio.gather(*(self._exists(*run) for run in runs))):
             if time.monotonic() > until:
-                raise TemporalUnavailableError("Temporal is still deleting the task; ask again until it is not found.")
+                raise TemporalUnavailableError("Temporal is still deleting; ask again until nothing is found.")
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _delete(self, workflow_id: str, run_id: str) -> None:
@@ -193,3 +209,7 @@ class Removals:
                 return False
             raise
         return True
+
+
+def _gpu_seconds(job: Job) -> float:
+    return job.record.gpu_seconds if job.record else 0.0

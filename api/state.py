@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, TypedDict, cast
@@ -15,8 +16,11 @@ from activities.inference.catalogue import Catalogue
 from activities.storage import ObjectStore
 from api.actions import Actions
 from api.admission import Admission, TierAdmission
-from api.backlog import Backlog
+from api.admission_outcomes import CountedAdmission, CountedBacklog
+from api.batch_callbacks import BatchCallbacks
 from api.batch_jobs import BatchJobs
+from api.batch_listing import BatchListing
+from api.batch_removals import BatchRemovals
 from api.batch_submission import BatchSubmissions
 from api.batches import Batches
 from api.chains import Chains
@@ -28,10 +32,12 @@ from api.images import ImageFetcher
 from api.intake import Intake
 from api.jobs import Jobs
 from api.listing import Listing
+from api.metrics import MetricsPage
 from api.queue_statistics import Queues
 from api.readiness import ReadinessProbe
 from api.readings import Readings
 from api.redelivery import RangeRedelivery
+from api.redrive import RedriveRuns
 from api.removals import Removals
 from api.retries import Retries
 from api.roster import Roster
@@ -63,12 +69,16 @@ class Gateway:
     submissions: Submissions
     batch_submissions: BatchSubmissions
     batches: Batches
+    batch_callbacks: BatchCallbacks
+    batch_listing: BatchListing
+    batch_removals: BatchRemovals
     actions: Actions
     retries: Retries
     removals: Removals
     timelines: Timelines
     deliveries: Deliveries
     range_redelivery: RangeRedelivery
+    redrive: RedriveRuns
     listing: Listing
     views: TaskViews
     readiness: ReadinessProbe
@@ -84,6 +94,7 @@ class AppState(TypedDict):
     gateway: Gateway
     keys: KeyRing
     signatures: SignatureCheck
+    metrics_page: MetricsPage
 
 
 def build_gateway(
@@ -97,8 +108,9 @@ def build_gateway(
     egress: EgressPolicy,
     fetch_image: ImageFetcher,
     admission: Admission | None = None,
+    count_admission: Callable[[str], None],
 ) -> Gateway:
-    """Put the parts together; without an `admission`, that of the settings' tiers."""
+    """Put the parts together; without an `admission`, that of the settings' tiers. Its outcomes are counted."""
     call_limit = timedelta(seconds=settings.temporal_call_timeout_seconds)
     jobs = Jobs(client, call_limit=call_limit)
     chains = Chains(jobs)
@@ -111,8 +123,8 @@ def build_gateway(
     views = TaskViews(settings, links, catalogue)
     waiting = Waiting(client, catalogue=catalogue)
     readings = Readings(jobs=jobs, views=views, fleet=fleet, queues=queues, waiting=waiting)
-    admission = admission or TierAdmission(client, settings=settings, queues=queues)
-    backlog = Backlog(queues, max_backlog=settings.max_backlog)
+    admission = CountedAdmission(admission or TierAdmission(client, settings=settings, queues=queues), count_admission)
+    backlog = CountedBacklog(queues, max_backlog=settings.max_backlog, count=count_admission)
     intake = Intake(jobs=jobs, store=store, admission=admission, backlog=backlog)
     submissions = Submissions(
         jobs=jobs,
@@ -133,7 +145,20 @@ def build_gateway(
         egress=egress,
         settings=settings,
     )
+    retries = Retries(chains=chains, readings=readings, intake=intake, catalogue=catalogue)
+    batches = Batches(batch_jobs=batch_jobs, jobs=jobs, submissions=batch_submissions, views=views, settings=settings)
     deliveries = Deliveries(client, jobs=jobs, readings=readings, egress=egress, call_limit=call_limit)
+    stop_limit = timedelta(seconds=settings.delete_stop_seconds)
+    removals = Removals(
+        client,
+        jobs=jobs,
+        readings=readings,
+        deliveries=deliveries,
+        store=store,
+        retention=settings.retention,
+        stop_limit=stop_limit,
+        call_limit=call_limit,
+    )
     return Gateway(
         settings=settings,
         client=client,
@@ -146,25 +171,44 @@ def build_gateway(
         readings=readings,
         submissions=submissions,
         batch_submissions=batch_submissions,
-        batches=Batches(
-            batch_jobs=batch_jobs, jobs=jobs, submissions=batch_submissions, views=views, settings=settings
+        batches=batches,
+        batch_callbacks=BatchCallbacks(batches=batches, deliveries=deliveries),
+        batch_listing=BatchListing(
+            client, batch_jobs=batch_jobs, batches=batches, cursors=cursors, call_limit=call_limit
         ),
-        actions=Actions(jobs=jobs, readings=readings),
-        retries=Retries(chains=chains, readings=readings, intake=intake, catalogue=catalogue),
-        removals=Removals(
+        batch_removals=BatchRemovals(
             client,
+            batch_jobs=batch_jobs,
+            batches=batches,
             jobs=jobs,
-            readings=readings,
-            deliveries=deliveries,
+            removals=removals,
             store=store,
-            retention=settings.retention,
-            stop_limit=timedelta(seconds=settings.delete_stop_seconds),
+            stop_limit=stop_limit,
             call_limit=call_limit,
         ),
+        actions=Actions(jobs=jobs, readings=readings),
+        retries=retries,
+        removals=removals,
         timelines=Timelines(client, readings=readings, call_limit=call_limit),
         deliveries=deliveries,
         range_redelivery=RangeRedelivery(
-            client, jobs=jobs, readings=readings, deliveries=deliveries, cursors=cursors, call_limit=call_limit
+            client,
+            jobs=jobs,
+            batch_jobs=batch_jobs,
+            readings=readings,
+            deliveries=deliveries,
+            cursors=cursors,
+            call_limit=call_limit,
+        ),
+        redrive=RedriveRuns(
+            client,
+            jobs=jobs,
+            chains=chains,
+            retries=retries,
+            queues=queues,
+            backlog=backlog,
+            cursors=cursors,
+            call_limit=call_limit,
         ),
         listing=Listing(client, jobs=jobs, views=views, cursors=cursors, call_limit=call_limit),
         views=views,

@@ -16,6 +16,7 @@ const LABELS = {
 };
 const UNITS = { width: "px", height: "px", fps: "fps" };
 const FIRST = ["prompt", "image"];
+const EXAMPLES = 4;
 
 export class Compose {
   /** @param onSubmit called with the request; tells whether an earlier task answers it, rejects with a Problem. */
@@ -115,7 +116,7 @@ export class Compose {
       max: String(rule.maximum),
       step: rule.type === "integer" ? String(rule.multipleOf ?? 1) : "any",
       value: rule.default === undefined ? null : String(rule.default),
-      placeholder: rule.default === undefined ? "drawn for you" : null,
+      placeholder: rule.default === undefined ? "automatic" : null,
     });
   }
 
@@ -127,7 +128,7 @@ export class Compose {
       this.form.elements.prompt.focus();
     };
     return h("div", { class: "chips", role: "group", "aria-label": "Example prompts" },
-      examples.map((prompt) => h("button", { type: "button", class: "chip", onclick: () => use(prompt) }, prompt)),
+      examples.slice(0, EXAMPLES).map((prompt) => h("button", { type: "button", class: "chip", onclick: () => use(prompt) }, prompt)),
       vocabulary
         ? h("button", { type: "button", class: "chip dice", onclick: () => use(anyPrompt(vocabulary)) }, "Surprise me")
         : null);
@@ -143,7 +144,7 @@ export class Compose {
       h("div", { class: "field" },
         h("label", { for: "field-deadline_seconds" }, "Deadline ", h("span", { class: "muted" }, "s")),
         h("input", { id: "field-deadline_seconds", name: "deadline_seconds", type: "number", min: "1", step: "any",
-          placeholder: "the gateway's", "aria-describedby": "error-deadline_seconds" }),
+          placeholder: "default", "aria-describedby": "error-deadline_seconds" }),
         h("p", { class: "error", id: "error-deadline_seconds", hidden: true })),
       h("div", { class: "field wide" },
         h("label", { for: "field-callback_url" }, "Callback URL"),

@@ -1,5 +1,6 @@
 // The console: key, form, stage, lists. State is the address (`#/tasks/<id>`) and the key of this tab.
 
+import { Batches } from "./batches.js";
 import { Compose } from "./compose.js";
 import { Gateway } from "./gateway.js";
 import { Library, drawFleet } from "./library.js";
@@ -16,6 +17,7 @@ class Console {
     this.gateway = gateway;
     this.models = models;
     this.library = new Library(gateway);
+    this.batches = new Batches(gateway, (batchId) => this.library.only(batchId));
     this.compose = new Compose(find("compose"), (request) => this.#submit(request));
     this.stage = new Stage(find("stage"), gateway, {
       again: (task) => this.compose.fill(task),
@@ -29,6 +31,7 @@ class Console {
     this.timers = [
       setInterval(() => this.#whenSeen(() => this.#fleet()), FLEET_EVERY),
       setInterval(() => this.#whenSeen(() => this.library.hasOpen && this.library.refresh()), LIST_EVERY),
+      setInterval(() => this.#whenSeen(() => this.batches.hasOpen && this.#batch()), LIST_EVERY),
     ];
     this.follow = () => this.#route(true);
     addEventListener("hashchange", this.follow);
@@ -84,10 +87,17 @@ class Console {
     }
   }
 
+  /** Batches as they are; the tasks that they have started meanwhile belong on the list. */
+  async #batch() {
+    await Promise.all([this.batches.refresh(), this.library.refresh()]);
+  }
+
   async #fleet() {
     try {
       this.models = (await this.gateway.get("/models")).items;
       await drawFleet(this.gateway, this.models);
+      // They are posted elsewhere, so new ones are looked for from time to time.
+      await this.batches.refresh();
     } catch {
       // The next look may succeed; the stage says when the gateway is gone.
     }

@@ -4,6 +4,8 @@ import { ago, find, h, here, pill, seconds, table } from "./page.js";
 
 const PAGE = 24;
 const LAG = 1_200;
+/** So long the list may lack what this page knows to be there. */
+const MOST_LAG = 20_000;
 
 /** The user's tasks. Lists lag behind by moments, so what this page knows better is put in. */
 export class Library {
@@ -12,6 +14,7 @@ export class Library {
     this.items = new Map();
     this.known = new Map();
     this.cursor = null;
+    this.batch = null;
     find("filter").onchange = () => this.refresh();
     find("more").onclick = () => this.#load(this.cursor);
   }
@@ -22,11 +25,16 @@ export class Library {
     this.#draw();
   }
 
+  /** List the tasks of one batch, or all with null. */
+  only(batchId) {
+    this.batch = batchId;
+    return this.refresh();
+  }
+
   /** A task as it is now. */
   put(task) {
-    this.known.set(task.task_id, task);
-    const wanted = find("filter").value;
-    if (this.items.has(task.task_id) || !wanted || wanted === task.status) this.items.set(task.task_id, task);
+    this.known.set(task.task_id, { task, at: Date.now() });
+    if (this.items.has(task.task_id) || this.#fits(task)) this.items.set(task.task_id, task);
     this.#draw();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.refresh().catch(() => {}), LAG);
@@ -44,15 +52,24 @@ export class Library {
     const query = new URLSearchParams({ limit: String(PAGE) });
     const status = find("filter").value;
     if (status) query.set("status", status);
+    if (this.batch) query.set("batch_id", this.batch);
     if (cursor) query.set("cursor", cursor);
     const page = await this.gateway.get(`/tasks?${query}`);
     if (!cursor) this.items.clear();
     for (const task of page.items) {
-      const known = this.known.get(task.task_id);
+      const known = this.known.get(task.task_id)?.task;
       this.items.set(task.task_id, known && known.updated_at > task.updated_at ? known : task);
+    }
+    for (const { task, at } of this.known.values()) {
+      if (Date.now() - at < MOST_LAG && this.#fits(task) && !this.items.has(task.task_id)) this.items.set(task.task_id, task);
     }
     this.cursor = page.next_cursor;
     this.#draw();
+  }
+
+  #fits(task) {
+    const wanted = find("filter").value;
+    return (!wanted || wanted === task.status) && (!this.batch || this.batch === task.batch_id);
   }
 
   #draw() {
@@ -60,6 +77,9 @@ export class Library {
     const focused = document.activeElement?.closest("#tasks a")?.getAttribute("href");
     find("tasks").replaceChildren(...newestFirst.map((task) => card(task, task.task_id === this.chosen)));
     if (focused) find("tasks").querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    find("library-title").textContent = this.batch ? `Tasks of ${this.batch.slice(0, 9)}` : "Your tasks";
+    find("no-tasks").textContent = this.batch || find("filter").value
+      ? "No task fits." : "Nothing here yet. Describe a clip and press Generate.";
     find("no-tasks").hidden = this.items.size > 0;
     find("more").hidden = !this.cursor;
   }
@@ -108,10 +128,13 @@ function queueTable(items) {
     ]));
 }
 
-/** Shows whatever columns the workers have: short texts and numbers. */
 function workerTable(items) {
-  const heads = Object.keys(items[0]).filter((name) => items.every((item) => typeof item[name] !== "object" || item[name] === null));
-  return table("Workers", heads.map((name) => name.replaceAll("_", " ")), items.map((item) => heads.map((name) => text(item[name]))));
+  return table("Workers", ["Queue", "Worker", "State", "Busy", "Task"],
+    items.map((item) => [
+      item.task_queue, item.identity.split(" health ")[0], item.status.replaceAll("_", " "),
+      `${item.slots_used} of ${item.slots_used + item.slots_free}`,
+      item.tasks.length ? item.tasks.map((id) => h("a", { href: `#/tasks/${id}`, class: "id" }, id.slice(0, 9))) : null,
+    ]));
 }
 
 const text = (value) => (value === null || value === undefined ? null : String(value));

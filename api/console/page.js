@@ -55,18 +55,18 @@ export function here(url) {
   return parts.pathname + parts.search;
 }
 
-/** Run `work` with a button switched off, and show what went wrong beside it. */
+/** Run `work` once however often its button is pressed meanwhile, and show what went wrong beside it. */
 export async function busily(button, work, onProblem) {
-  button.disabled = true;
-  button.setAttribute("aria-busy", "true");
+  if (button.ariaBusy === "true") return undefined;
+  // Not `disabled`: that would take the focus from who pressed it.
+  button.ariaBusy = button.ariaDisabled = "true";
   try {
     return await work();
   } catch (problem) {
     onProblem(problem);
     return undefined;
   } finally {
-    button.disabled = false;
-    button.removeAttribute("aria-busy");
+    button.ariaBusy = button.ariaDisabled = null;
   }
 }
 

@@ -134,6 +134,7 @@ export class Stage {
       announce(`Task ${task.status.toLowerCase()}`);
       this.on.changed(task);
     }
+    this.screen.className = `screen ${task.status.toLowerCase()}${task.is_terminal ? "" : " open"}`;
     const shows = task.result_url ?? [task.status, task.is_terminal].join();
     if (shows !== this.shows) this.#drawScreen();
     this.shows = shows;
@@ -151,7 +152,6 @@ export class Stage {
     const { task } = this;
     const { width, height } = task.result ?? task.parameters;
     this.percent = null;
-    this.screen.className = `screen ${task.status.toLowerCase()}${task.is_terminal ? "" : " open"}`;
     if (task.result_url) {
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
       this.screen.replaceChildren(h("video", {
@@ -192,10 +192,10 @@ export class Stage {
     }
     buttons.push(this.#button("Use these settings", null, async () => this.on.again(task), "quiet"));
     buttons.push(h("a", { class: "button quiet", href: task.links.web_ui, target: "_blank", rel: "noreferrer" }, "Temporal ↗"));
-    // Who pressed a button that is gone now stays here, and not at the top of the page.
-    const pressed = this.actions.contains(document.activeElement);
+    // Who is at a button stays there, and if it is gone now here, and not at the top of the page.
+    const at = this.actions.contains(document.activeElement) ? document.activeElement.textContent : null;
     this.actions.replaceChildren(...buttons);
-    if (pressed) this.place.focus({ preventScroll: true });
+    if (at) (buttons.find((button) => button.textContent === at) ?? this.place).focus({ preventScroll: true });
     this.choice.hidden = !open || task.cancel_requested !== null;
   }
 
@@ -278,20 +278,33 @@ export class Stage {
       announce("The callback is delivered again");
       this.callbackTimer = setTimeout(() => this.#drawCallback(), 500);
     }, "quiet");
-    this.callback.replaceChildren(h("details", { class: "more", open: callback.status !== "SUCCEEDED" },
-      h("summary", {}, "Callback ", pill(callback.status)),
+    const newest = callback.redeliveries.at(-1) ?? callback;
+    const open = this.callback.querySelector("details")?.open ?? newest.status !== "SUCCEEDED";
+    const pressed = this.callback.contains(document.activeElement);
+    const bodyOpen = this.callback.querySelector("details details")?.open ?? false;
+    this.callback.replaceChildren(h("details", { class: "more", open },
+      h("summary", {}, "Callback ", pill(newest.status)),
       h("p", { class: "muted url" }, callback.url),
       callback.next_attempt_at ? h("p", {}, `Next attempt at ${clock(callback.next_attempt_at)}`) : null,
-      table("Delivery attempts", ["Attempt", "At", "Took", "Answer"],
-        callback.attempts.map((attempt) => [
-          String(attempt.number), clock(attempt.started_at), `${attempt.duration_ms} ms`,
-          [attempt.status_code, attempt.error_code].filter(Boolean).join(" "),
-        ])),
-      callback.body ? h("details", {}, h("summary", {}, "Body"), h("pre", { tabindex: "0" }, callback.body)) : null,
+      callback.attempts.length ? attemptTable("Delivery attempts", callback.attempts) : null,
+      callback.redeliveries.map((later) => [
+        h("p", {}, `Redelivery ${later.number} `, pill(later.status)),
+        later.attempts.length ? attemptTable(`Attempts of redelivery ${later.number}`, later.attempts) : null,
+      ]).flat(),
+      callback.body ? h("details", { open: bodyOpen }, h("summary", {}, "Body"), h("pre", { tabindex: "0" }, callback.body)) : null,
       h("div", { class: "actions" }, again)));
-    if (["PENDING", "RETRYING"].includes(callback.status)) {
+    if (pressed) again.focus({ preventScroll: true });
+    if (["PENDING", "RETRYING"].includes(newest.status)) {
       clearTimeout(this.callbackTimer);
       this.callbackTimer = setTimeout(() => this.#drawCallback(), DELIVERING);
     }
   }
+}
+
+function attemptTable(caption, attempts) {
+  return table(caption, ["Attempt", "At", "Took", "Answer"],
+    attempts.map((attempt) => [
+      String(attempt.number), clock(attempt.started_at), `${attempt.duration_ms} ms`,
+      [attempt.status_code, attempt.error_code].filter(Boolean).join(" "),
+    ]));
 }

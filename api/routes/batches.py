@@ -5,17 +5,20 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Path, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 
 from api.auth import DECLARED_IN_OPENAPI, AnyCaller, AuthenticatedRoute
-from api.batch_schemas import Batch, SubmitBatch
+from api.batch_schemas import Batch, BatchList, BatchQuery, SubmitBatch
 from api.batches import BatchReading
 from api.byte_ranges import etag_matches
+from api.callback_schemas import TaskCallback
 from api.problems import (
     AdmissionUnavailableError,
     BatchNotFoundError,
+    BatchNotTerminalError,
     BatchTerminalError,
     BodyTooLargeError,
+    CallbackNotFoundError,
     ForbiddenError,
     IdempotencyKeyReusedError,
     InternalError,
@@ -31,6 +34,7 @@ from api.problems import (
     ValidationFailedError,
     problem_responses,
 )
+from api.routes.callbacks import shown
 from api.routes.tasks import MAX_KEY_LENGTH, REPLAYED, checked_key
 from api.schemas import Cancel
 from api.state import AppGateway
@@ -105,6 +109,19 @@ async def submit_batch(
 
 
 @router.get(
+    "",
+    summary="List your batches",
+    response_model=BatchList,
+    responses=problem_responses(*_ANY_ROUTE),
+)
+async def list_batches(
+    wanted: Annotated[BatchQuery, Query()], caller: AnyCaller, gateway: AppGateway, _user: UserId = None
+) -> BatchList:
+    """Open batches by newest start, then ended ones by newest end; a new batch appears after a moment."""
+    return await gateway.batch_listing.page(caller, wanted)
+
+
+@router.get(
     "/{batch_id}",
     summary="Read a batch",
     response_model=Batch,
@@ -149,6 +166,51 @@ async def cancel_batch(
     """Items that wait are never started; open ones are canceled softly or hard, as a single task is."""
     reading, done = await gateway.batches.cancel(caller, batch_id, (body or Cancel()).mode)
     return _answer(reading, HTTPStatus.ACCEPTED if done else HTTPStatus.OK, {})
+
+
+@router.delete(
+    "/{batch_id}",
+    summary="Delete a batch",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses={
+        HTTPStatus.ACCEPTED: {
+            "description": "It has stopped, and some of its tasks are left; ask again.",
+            "headers": {"Retry-After": _HEADERS["Retry-After"]},
+        },
+        HTTPStatus.NO_CONTENT: {"description": "The batch is gone, with every task that it started."},
+        **problem_responses(*_ANY_ROUTE, BatchNotFoundError),
+    },
+)
+async def delete_batch(batch_id: BatchId, caller: AnyCaller, gateway: AppGateway, _user: UserId = None) -> Response:
+    """Stops it if it runs. Clips of an earlier batch that answered here go with that batch."""
+    if await gateway.batch_removals.remove(caller, batch_id):
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return Response(status_code=HTTPStatus.ACCEPTED, headers={"Retry-After": "1"})
+
+
+@router.get(
+    "/{batch_id}/callback",
+    summary="Read the callback of a batch",
+    response_model=TaskCallback,
+    responses=problem_responses(*_ANY_ROUTE, BatchNotFoundError, CallbackNotFoundError),
+)
+async def read_callback(
+    batch_id: BatchId, caller: AnyCaller, gateway: AppGateway, _user: UserId = None
+) -> TaskCallback:
+    """Every delivery with its attempts and the body as it was sent."""
+    return shown(await gateway.batch_callbacks.read(caller, batch_id))
+
+
+@router.post(
+    "/{batch_id}/callback/redeliver",
+    summary="Send the callback of a batch again",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=TaskCallback,
+    responses=problem_responses(*_ANY_ROUTE, BatchNotFoundError, CallbackNotFoundError, BatchNotTerminalError),
+)
+async def redeliver(batch_id: BatchId, caller: AnyCaller, gateway: AppGateway, _user: UserId = None) -> TaskCallback:
+    """Under the same `webhook-id`, so that receivers can tell. An open delivery is not doubled: it tries at once."""
+    return shown(await gateway.batch_callbacks.redeliver(caller, batch_id))
 
 
 def _headers(reading: BatchReading) -> dict[str, str]:

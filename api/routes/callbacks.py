@@ -66,7 +66,7 @@ UserId = Annotated[
 )
 async def read_callback(task_id: TaskId, caller: AnyCaller, gateway: AppGateway, _user: UserId = None) -> TaskCallback:
     """Every delivery with its attempts and the body as it was sent."""
-    return _shown(await gateway.deliveries.read(caller, task_id))
+    return shown(await gateway.deliveries.read(caller, task_id))
 
 
 @router.post(
@@ -78,7 +78,7 @@ async def read_callback(task_id: TaskId, caller: AnyCaller, gateway: AppGateway,
 )
 async def redeliver(task_id: TaskId, caller: AnyCaller, gateway: AppGateway, _user: UserId = None) -> TaskCallback:
     """Under the same `webhook-id`, so that receivers can tell. An open delivery is not doubled: it tries at once."""
-    return _shown(await gateway.deliveries.redeliver(caller, task_id))
+    return shown(await gateway.deliveries.redeliver(caller, task_id))
 
 
 @router.post(
@@ -113,7 +113,8 @@ async def send_sample(
     )
 
 
-def _shown(deliveries: list[DeliveryState]) -> TaskCallback:
+def shown(deliveries: list[DeliveryState]) -> TaskCallback:
+    """The deliveries of a task or batch as clients see them."""
     first, *later = deliveries
     redeliveries = [
         CallbackRedelivery.model_validate(

@@ -55,6 +55,12 @@ class ApiProcess:
                 [sys.executable, "-P", "-m", "api.cli", "api"], env=environment, stdout=log, stderr=subprocess.STDOUT
             )
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
     def until_ready(self) -> None:
         """Return when it answers."""
         assert self._process is not None
@@ -70,6 +76,14 @@ class ApiProcess:
             return httpx.get(f"{self.url}/healthz", timeout=1, verify=NO_TLS).is_success
         except httpx.HTTPError:
             return False
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the end; the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait(60)
+        self._process = None
+        return code
 
     def kill(self) -> None:
         """SIGKILL: nothing is finished."""

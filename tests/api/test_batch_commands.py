@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,14 @@ from tests.api.stand import PlayedGeneration, Stand
 
 async def batch_command(stand: Stand, *arguments: str, text: str | None = None) -> Result:
     """Run one `reelgate batch` command."""
+    return await command(stand, "batch", *arguments, text=text)
+
+
+async def command(stand: Stand, *arguments: str, text: str | None = None) -> Result:
+    """Run one command as a user."""
     environment = {"REELGATE_URL": stand.url, "REELGATE_API_KEY": stand.keys["user"], "COLUMNS": "200"}
     return await asyncio.to_thread(
-        CliRunner().invoke, app, ["batch", *arguments], env=environment, input=text, catch_exceptions=False
+        CliRunner().invoke, app, list(arguments), env=environment, input=text, catch_exceptions=False
     )
 
 
@@ -102,3 +108,25 @@ async def test_files_and_images_that_cannot_be_read_are_named(stand: Stand, tmp_
     for arguments, named in (((str(file),), "none.png"), ((str(tmp_path / "nothing.csv"),), "nothing.csv")):
         with pytest.raises(CommandError, match=named):
             await batch_command(stand, "submit", *arguments)
+
+
+async def test_batches_are_listed_told_of_again_and_deleted(stand: Stand, played: PlayedGeneration) -> None:
+    text = '{"prompt": "clip for the list"}\n'
+    batch = await document(
+        stand, "submit", "-", "--callback-url", "http://127.0.0.1:9/down", "--deadline-seconds", "600", text=text
+    )
+    batch_id: str = batch["batch_id"]
+    await batch_command(stand, "status", batch_id, "--wait")
+    async with asyncio.timeout(20):
+        while not re.search(rf"{batch_id} +COMPLETED +1 +1 +1 ", shown := (await batch_command(stand, "list")).stdout):
+            await asyncio.sleep(0.1)
+    page = await document(stand, "list", "--limit", "1")
+    assert len(page["items"]) == 1, shown
+    told = await command(stand, "callbacks", "redeliver", batch_id)
+    assert told.exit_code == 0, told.output
+    assert '"type":"batch.completed"' in (await command(stand, "callbacks", "show", batch_id)).stdout
+    kept = await batch_command(stand, "delete", batch_id, text="n\n")
+    assert (kept.exit_code, (await batch_command(stand, "status", batch_id)).exit_code) == (1, 0)
+    assert f"deleted {batch_id}" in (await batch_command(stand, "delete", batch_id, "--yes")).stdout
+    with pytest.raises(CommandError, match="BATCH_NOT_FOUND"):
+        await batch_command(stand, "status", batch_id)

@@ -49,7 +49,7 @@ async def test_list_filters_and_pages_as_the_api(stand: Stand, played: PlayedGen
         tasks = [await submit(http, f"listed [bold] {n}") for n in range(3)]
         for task in tasks:
             await until(http, task["task_id"], status="SUCCEEDED", is_terminal=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len((page := await listed(stand, "--limit", "2", "--status", "succeeded"))["items"]) < 2:
             await asyncio.sleep(0.2)
     assert page["next_cursor"]
@@ -96,6 +96,27 @@ async def test_events_follows_a_task_to_its_end(stand: Stand, played: PlayedGene
     assert told.rstrip().endswith("(closed)")
 
 
+async def test_a_stream_that_is_cut_is_taken_up_where_it_was(stand: Stand, played: PlayedGeneration) -> None:
+    async with as_bolt(stand) as client:
+        task = await submit(client, "hold for a stuttering stream")
+        await until(client, task["task_id"], status="PROCESSING")
+    with serving_proxy(stand.url, Stuttering) as (url, proxy):
+        environment = {"REELGATE_URL": url, "REELGATE_API_KEY": stand.keys["user"]}
+        watching = asyncio.create_task(
+            asyncio.to_thread(CliRunner().invoke, app, ["events", "--json", task["task_id"]], env=environment)
+        )
+        async with asyncio.timeout(30):
+            while proxy.streams < 2:
+                await asyncio.sleep(0.05)
+        played.release(task)
+        done = await watching
+    assert done.exit_code == 0, done.output
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    states = [(event["data"]["status"], event["data"]["is_terminal"]) for event in seen if event["event"] == "state"]
+    assert states == [("QUEUED", False), ("PROCESSING", False), ("SUCCEEDED", False), ("SUCCEEDED", True)]
+    assert len({event["id"] for event in seen}) == len(seen), "nothing is told twice"
+
+
 class Proxy(http.server.BaseHTTPRequestHandler):
     """Passes requests on, but cuts event streams off."""
 
@@ -123,22 +144,56 @@ class Proxy(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Stuttering(Proxy):
+    """Cuts event streams off in the middle, two events at a time."""
+
+    def do_GET(self) -> None:
+        if not self.path.endswith("/events"):
+            super().do_GET()
+            return
+        type(self).streams += 1
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        events = 0
+        with httpx.stream("GET", f"{self.target}{self.path}", headers=headers, timeout=60) as reply:
+            for line in reply.iter_lines():
+                piece = f"{line}\n".encode()
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                events += line.startswith("data: ")
+                if events == 2 and not line:
+                    return
+        # The last chunk never comes: to the client this is a cut, too.
+
+
+@contextmanager
+def serving_proxy(target: str, kind: type[Proxy]) -> Iterator[tuple[str, type[Proxy]]]:
+    """A proxy in front of the gateway, and what counts what came through it."""
+
+    class Counting(kind):  # type: ignore[misc, valid-type]  # a class of its own has counts of its own
+        pass
+
+    Counting.target = target
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Counting) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", Counting
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @contextmanager
 def cutting_proxy(target: str) -> Iterator[str]:
     """A proxy in front of the gateway through which no event stream comes."""
-
-    class Cutting(Proxy):
-        pass
-
-    Cutting.target = target
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Cutting) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-    assert Cutting.streams == 1
-    assert Cutting.polls >= 2
+    with serving_proxy(target, Proxy) as (url, counted):
+        yield url
+    assert counted.streams == 1
+    assert counted.polls >= 2
 
 
 @pytest.mark.parametrize("streams", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -199,6 +200,7 @@ class TestResume:
 
 
 class TestClients:
+    @pytest.mark.soak
     async def test_many_clients_of_a_task_make_one_watch(
         self, stand: Stand, played: PlayedGeneration, counting: CountingApi
     ) -> None:
@@ -288,6 +290,26 @@ class TestClients:
                     reply = await one.get(f"/tasks/{task_id}/events")
                     assert (reply.status_code, reply.json()["code"]) == (429, "RATE_LIMITED")
                     assert int(reply.headers["retry-after"]) > 0
+
+    async def test_one_user_does_not_take_the_streams_of_all(
+        self, quiet: Stand, waiting: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(api.event_stream, "MAX_STREAMS_OF_A_USER", 1)
+        task_id = await submitted(waiting, "greedy")
+        async with watching(waiting, task_id) as events, quiet.user() as other:
+            await upto(events, "state", status="QUEUED")
+            async with waiting.stream("GET", f"/tasks/{task_id}/events") as reply:
+                assert reply.status_code == 429
+                assert json.loads(await reply.aread())["code"] == "RATE_LIMITED"
+            async with watching(other, await submitted(other, "modest")) as others:
+                await upto(others, "state", status="QUEUED")
+        # The place of a stream that ended is free again.
+        async with asyncio.timeout(20):
+            while True:
+                async with waiting.stream("GET", f"/tasks/{task_id}/events") as again:
+                    if again.status_code == 200:
+                        break
+                await asyncio.sleep(0.1)
 
 
 class TestAccess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from datetime import timedelta
 
@@ -41,4 +42,10 @@ async def test_health_needs_no_key_and_readiness_looks_at_temporal_and_store(sta
         assert (await nobody.get("/healthz")).json() == {"status": "ok"}
         ready = await nobody.get("/readyz")
         assert (ready.status_code, ready.json()) == (200, {"status": "ready", "temporal": "ok", "store": "ok"})
-        assert (await nobody.get("/docs")).status_code == 200
+        documentation = await nobody.get("/docs")
+        assert documentation.status_code == 200
+        policy = documentation.headers["content-security-policy"]
+        # Keys are entered there, and its scripts are from elsewhere.
+        assert {"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'"} <= set(policy.split("; "))
+        for source in re.findall(r'(?:src|href)="(https://[^"]+/)', documentation.text):
+            assert source in policy

@@ -206,6 +206,13 @@ async def test_routes_and_methods_that_do_not_exist(http: httpx.AsyncClient) -> 
     assert set(reply.headers["allow"].split(", ")) >= {"GET", "POST"}
 
 
+async def test_a_path_with_a_slash_too_many_is_404_and_leads_nowhere(http: httpx.AsyncClient) -> None:
+    for method, path in (("POST", "/tasks/"), ("GET", "/models/"), ("GET", "/tasks/x/video/")):
+        reply = await http.request(method, path, json={}, headers={"Host": "evil.test"})
+        assert_problem(reply, 404, "NOT_FOUND")
+        assert "location" not in reply.headers
+
+
 async def test_every_task_route_is_404_for_a_stranger(quiet: Stand, waiting: httpx.AsyncClient) -> None:
     task_id = (await waiting.post("/tasks", json={"prompt": PROMPT})).json()["task_id"]
     schema = (await waiting.get(f"{quiet.url}/openapi.json")).json()

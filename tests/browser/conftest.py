@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
@@ -31,9 +32,9 @@ async def gallery(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
             max_concurrent_activities=2,
             max_heartbeat_throttle_interval=timedelta(seconds=0.2),
         )
-        delivery = Worker(
-            stand.client, task_queue=naming.CALLBACK_QUEUE, activities=[PlayedDelivery().deliver_callback]
-        )
+        # As long as a real one, without a place to break it.
+        played = PlayedDelivery(json.dumps({"type": "task.succeeded", "result_url": f"http://127.0.0.1/{'v' * 400}"}))
+        delivery = Worker(stand.client, task_queue=naming.CALLBACK_QUEUE, activities=[played.deliver_callback])
         async with generation, delivery:
             yield stand
 

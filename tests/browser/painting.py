@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 
 from activities.artifacts import ArtifactRepository
 from activities.video import encode_clip
 from workflows.contracts import GENERATE_CLIP, GenerationActivities
+from workflows.failures import FailureCode
 from workflows.generation import GenerationWorkflow
 from workflows.tasks import (
     AttemptStarted,
@@ -28,7 +30,7 @@ STEP_SECONDS = 0.06
 
 
 class PaintedGeneration(GenerationActivities):
-    """As many steps as asked for; `hold ...` stands still at half of them until it is stopped."""
+    """As many steps as asked for; `hold ...` stands still at half of them until it is stopped, `fail ...` fails."""
 
     def __init__(self, client: Client, artifacts: ArtifactRepository, folder: Path) -> None:
         self._client = client
@@ -50,6 +52,8 @@ class PaintedGeneration(GenerationActivities):
             ),
         )
         p = attempt.parameters
+        if p.prompt.startswith("fail"):
+            raise ApplicationError("frames are NaN", type=FailureCode.INVALID_OUTPUT, non_retryable=True)
         for step in range(1, p.num_inference_steps + 1):
             _beat(attempt, step)
             await asyncio.sleep(STEP_SECONDS)

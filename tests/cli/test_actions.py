@@ -156,6 +156,21 @@ async def test_callbacks_of_a_time_are_sent_again_after_a_question(desk: Desk) -
     assert (await desk.run("callbacks", "redeliver", "--since", "noon")).exit_code == 2
 
 
+async def test_callbacks_that_were_taken_are_sent_again_only_when_all_are_meant(desk: Desk) -> None:
+    async with Receiver() as receiver:
+        task_id = await desk.ended("taken", callback_url=receiver.url)
+        await until(desk.http, task_id, callback_status="SUCCEEDED")
+        for _ in range(200):
+            planned = await desk.run("callbacks", "redeliver", "--since", "1h", "--all", "--json")
+            plan = json.loads(planned.output)
+            if task_id in {item["task_id"] for item in plan["items"]}:
+                break
+        assert plan["dry_run"] is True
+        plan = json.loads((await desk.run("callbacks", "redeliver", "--since", "1h", "--json")).output)
+        assert task_id not in {item["task_id"] for item in plan["items"]}
+        assert len(receiver.requests) == 1, "nothing was sent again"
+
+
 async def test_a_sample_shows_what_came_back(desk: Desk) -> None:
     async with Receiver() as receiver:
         receiver.script(respond(200, "thanks"), respond(500, "oh no"))

@@ -21,7 +21,12 @@ INTERRUPTED = ("submit", "a green square growing", "--num-inference-steps", "40"
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     """One stack for the tests of this module; the last of them stops it."""
-    dev = Dev(tmp_path_factory.mktemp("dev"))
+    folder = tmp_path_factory.mktemp("dev")
+    # A profile of another server, that must not keep ours from starting.
+    profile = folder / "temporal.toml"
+    profile.write_text('[profile.default]\naddress = "other.example:7233"\napi_key = "of-another-server"\n')
+    dev = Dev(folder)
+    dev.environment["TEMPORAL_CONFIG_FILE"] = str(profile)
     dev.start()
     yield dev
     dev.kill()
