@@ -10,34 +10,21 @@ the same workflow. Throughput counts until the control worker has caught up, for
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 import httpx
-import structlog
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.testing import WorkflowEnvironment
 
-from tests.api.api_processes import ApiProcess, environment_of
-from tests.api.stand import api_settings, create_keys, http_client
-from tests.cli.stack import clean_environment
+from tests.api.stand import http_client
+from tests.benchmarks.site import bench_site, report
 from tests.workflows.jobs import plan
-from workers.connection import connect
-from workers.devserver import SQLITE_PRAGMAS, dynamic_config_args, temporal_binary
-from workers.settings import Settings
 from workflows import naming
 from workflows.generation import GenerationWorkflow
 from workflows.tasks import Limits
@@ -51,18 +38,6 @@ SUBMISSIONS = 160
 WARM_TARGET_MS, FIRST_TARGET_MS, RATIO_TARGET, THROUGHPUT_TARGET = 40.0, 60.0, 3.0, 0.5
 
 _PATIENT = Limits(queue_timeout_seconds=3_600.0)
-
-
-@contextmanager
-def control_worker(settings: Settings, log: Path) -> Iterator[None]:
-    """A control worker in a process of its own."""
-    environment = {**clean_environment(), **environment_of(settings), "REELGATE_LOG_LEVEL": "ERROR"}
-    command = [sys.executable, "-P", "-m", "api.cli", "worker", "control"]
-    with log.open("wb") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as running:
-        try:
-            yield
-        finally:
-            running.kill()
 
 
 class Bare:
@@ -183,42 +158,16 @@ async def measure(submitter: Submitter, bare: Bare) -> dict[str, float]:
 
 async def main() -> None:
     """Measure and print."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with tempfile.TemporaryDirectory(prefix="reelgate-bench-") as name:
-        folder = Path(name)
-        env = await WorkflowEnvironment.start_local(
-            dev_server_existing_path=temporal_binary(),
-            dev_server_database_filename=str(folder / "temporal.db"),
-            dev_server_extra_args=[
-                *dynamic_config_args(),
-                *(part for pragma in SQLITE_PRAGMAS for part in ("--sqlite-pragma", pragma)),
-            ],
-            dev_server_log_level="error",
-        )
-        async with env:
-            settings = api_settings(
-                folder,
-                env.client.service_client.config.target_host,
-                1,
-                max_pending_tasks=100_000,
-                submit_rate_per_minute=600_000.0,
-                submit_burst=100_000,
-                max_backlog=100_000,
-                # Nobody takes the jobs.
-                queue_timeout_seconds=3_600.0,
-            )
-            keys = create_keys(settings)
-            client = await connect(settings, register_search_attributes=True)
-            with control_worker(settings, folder / "control"), ApiProcess(settings, folder / "api") as process:
-                await asyncio.to_thread(process.until_ready)
-                async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {keys['service']}"}) as http:
-                    submitter = Submitter(http)
-                    while not await _served(submitter):
-                        await asyncio.sleep(0.2)
-                    figures = await measure(submitter, Bare(client))
-    for name, value in figures.items():
-        print(f"{name:>28}  {value:g}")  # noqa: T201 - this is what the program is for
-    print(json.dumps({"bench": "submit", **figures}))  # noqa: T201
+    async with bench_site() as site:
+        site.worker("control")
+        process = site.api()
+        await asyncio.to_thread(process.until_ready)
+        async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {site.keys['service']}"}) as http:
+            submitter = Submitter(http)
+            while not await _served(submitter):
+                await asyncio.sleep(0.2)
+            figures = await measure(submitter, Bare(site.client))
+    report("submit", figures)
 
 
 async def _served(submitter: Submitter) -> bool:

@@ -1,0 +1,100 @@
+"""What a submission costs as the service fills up: tasks in the backlog, and users who have submitted.
+
+One API process and one control worker, no GPU worker, so that the backlog stays. At each size the time of a new task
+of a warm user and that of reading a queued task are measured on an otherwise idle machine; ratios are to the smallest
+size. `python -m tests.benchmarks.bench_growth` prints a table and, as its last line, the same as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import uuid4
+
+import httpx
+
+from tests.api.stand import http_client
+from tests.benchmarks.site import bench_site, median, report, rounded
+
+BACKLOGS = (10, 100, 1_000, 5_000)
+USERS = (1, 10, 1_000)
+ROUNDS = 25
+CONCURRENCY = 16
+IDLE_SECONDS = 0.05
+
+
+async def submit(http: httpx.AsyncClient, user: str) -> str:
+    """Submit a new task; a full moment is waited out, as a client does."""
+    body = {"prompt": f"a red circle moving right {uuid4().hex}"}
+    while True:
+        reply = await http.post("/tasks", json=body, headers={"X-User-Id": user})
+        if reply.status_code == httpx.codes.ACCEPTED:
+            return str(reply.json()["task_id"])
+        assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE, reply.text
+        await asyncio.sleep(0.2)
+
+
+async def fill(http: httpx.AsyncClient, count: int, users: int) -> None:
+    """Submit `count` tasks, spread over `users`."""
+    numbers = iter(range(count))
+
+    async def caller() -> None:
+        for number in numbers:
+            await submit(http, f"user-{number % users}")
+
+    await asyncio.gather(*(caller() for _ in range(CONCURRENCY)))
+    await asyncio.sleep(2)
+
+
+async def probe(http: httpx.AsyncClient) -> tuple[float, float]:
+    """Median milliseconds of a submission and of reading the task, one at a time."""
+    submitted, read = [], []
+    for _ in range(ROUNDS):
+        await asyncio.sleep(IDLE_SECONDS)
+        began = time.perf_counter()
+        task_id = await submit(http, "prober")
+        submitted.append(time.perf_counter() - began)
+        await asyncio.sleep(IDLE_SECONDS)
+        began = time.perf_counter()
+        (await http.get(f"/tasks/{task_id}", headers={"X-User-Id": "prober"})).raise_for_status()
+        read.append(time.perf_counter() - began)
+    return median(submitted) * 1_000, median(read) * 1_000
+
+
+async def main() -> None:
+    """Measure and print."""
+    figures: dict[str, float] = {}
+    async with bench_site() as site:
+        site.worker("control")
+        process = site.api()
+        await asyncio.to_thread(process.until_ready)
+        async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {site.keys['service']}"}) as http:
+            await probe(http)
+            filled, first = 3 * ROUNDS, (0.0, 0.0)
+            for size in BACKLOGS:
+                await fill(http, max(size - filled, 0), 10)
+                filled = max(size, filled) + ROUNDS
+                now = await probe(http)
+                first = first if any(first) else now
+                figures[f"submit_ms_backlog_{size}"] = rounded(now[0])
+                figures[f"read_ms_backlog_{size}"] = rounded(now[1])
+            figures["submit_growth_backlog"] = rounded(now[0] / first[0])
+            figures["read_growth_backlog"] = rounded(now[1] / first[1])
+    async with bench_site() as site:
+        site.worker("control")
+        process = site.api()
+        await asyncio.to_thread(process.until_ready)
+        async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {site.keys['service']}"}) as http:
+            await probe(http)
+            alone = 0.0
+            for users in USERS:
+                await fill(http, users, users)
+                submitted, _ = await probe(http)
+                alone = alone or submitted
+                figures[f"submit_ms_users_{users}"] = rounded(submitted)
+            figures["submit_growth_users"] = rounded(submitted / alone)
+    report("growth", figures)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
