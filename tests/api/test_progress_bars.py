@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 from tests.api.stand import PlayedGeneration, Stand, http_client
 from tests.api.test_batch_commands import document
@@ -16,8 +17,11 @@ def environment_of(stand: Stand, key: str = "user") -> dict[str, str]:
     return clean_environment(REELGATE_URL=stand.url, REELGATE_API_KEY=stand.keys[key])
 
 
-async def test_the_bar_of_a_task_shows_the_step_that_it_is_at(stand: Stand, played: PlayedGeneration) -> None:
-    with terminal("submit", "hold the bar of a task", "--wait", environment=environment_of(stand)) as screen:
+async def test_the_bar_of_a_task_shows_the_step_that_it_is_at(
+    stand: Stand, played: PlayedGeneration, tmp_path: Path
+) -> None:
+    command = ("submit", "hold the bar of a task", "--wait", "--output", str(tmp_path / "clip.mp4"))
+    with terminal(*command, environment=environment_of(stand)) as screen:
         await screen.until("PROCESSING step 3/10")
         await screen.until("30 %")
         found = re.search(r"\bt[a-z2-7]{26}\b", screen.seen)
