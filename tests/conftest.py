@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from sse_starlette.sse import AppStatus
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
@@ -16,6 +17,12 @@ from workflows.naming import SEARCH_ATTRIBUTES
 
 def pytest_sessionstart() -> None:
     keep_workflows_compiled()
+
+
+@pytest.fixture(autouse=True)
+def _streams_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that a test stops in this process tells all event streams of the process to end, later ones too."""
+    monkeypatch.setattr(AppStatus, "should_exit", False)
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from types import MappingProxyType
 from typing import TypeVar
 
 from temporalio import workflow
@@ -326,8 +327,10 @@ class RolloutWorkflow:
         )
 
 
-_ENDS = {
-    RolloutAction.PROMOTE: RolloutPhase.PROMOTED,
-    RolloutAction.ROLL_BACK: RolloutPhase.ROLLED_BACK,
-    RolloutAction.ABORT: RolloutPhase.ABORTED,
-}
+_ENDS = MappingProxyType(
+    {
+        RolloutAction.PROMOTE: RolloutPhase.PROMOTED,
+        RolloutAction.ROLL_BACK: RolloutPhase.ROLLED_BACK,
+        RolloutAction.ABORT: RolloutPhase.ABORTED,
+    }
+)

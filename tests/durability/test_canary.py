@@ -56,8 +56,8 @@ async def traffic(site: Site, limits: Limits) -> AsyncIterator[list[GenerationIn
             while True:
                 await places.acquire()
                 job = site.job(steps=2, limits=limits)
-                jobs.append(job)
                 await site.submit(job)
+                jobs.append(job)
                 open_jobs.create_task(one(job))
 
     submitting = asyncio.create_task(submit())

@@ -16,7 +16,7 @@ from tests.api.stand import http_client
 from tests.durability.releases import deploy, start_version, until_known
 from tests.durability.site import TENANT, Process, Site
 from tests.receiver import Receiver
-from tests.scale import scaled
+from tests.scale import scaled, soak_only
 from workers.keys_admin import create_key
 from workflows import naming
 from workflows.failures import FailureCode
@@ -187,6 +187,8 @@ async def test_a_rolling_restart_of_every_process_loses_no_task_and_runs_none_tw
     assert {r.worker_id for r in records} == {"gpu-a/0", "gpu-b/0"}
 
 
+@soak_only
+@pytest.mark.soak
 async def test_an_upgrade_to_another_version_of_every_pool_loses_no_task_and_runs_none_twice(
     site: Site, clients: Clients
 ) -> None:
