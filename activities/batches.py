@@ -200,7 +200,7 @@ class BatchItems(BatchActivities):
         )
 
     async def _cancel_softly(self, one: str) -> SoftCancelReply:
-        handle = self._client.get_workflow_handle_for(GenerationWorkflow.run, one)
+        handle = self._client.get_workflow_handle(one)
         try:
             return await handle.execute_update(GenerationWorkflow.cancel_soft)
         except WorkflowUpdateFailedError:
@@ -208,7 +208,7 @@ class BatchItems(BatchActivities):
 
     async def _revive(self, one: str) -> bool:
         """Take back the soft cancel of a task whose batch was ended from outside."""
-        handle = self._client.get_workflow_handle_for(GenerationWorkflow.run, one)
+        handle = self._client.get_workflow_handle(one)
         try:
             return await handle.execute_update(GenerationWorkflow.revive)
         except WorkflowUpdateFailedError:

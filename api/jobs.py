@@ -184,7 +184,7 @@ class Jobs:
         Raises:
             ControlUnavailableError: no control worker answered in time; the cancel may be done later.
         """
-        handle = self._client.get_workflow_handle_for(GenerationWorkflow.run, task_id)
+        handle = self._client.get_workflow_handle(task_id)
         update_id = uuid4().hex
 
         async def update() -> SoftCancelReply:
@@ -198,7 +198,7 @@ class Jobs:
         Raises:
             ControlUnavailableError: no control worker answered in time; it may be revived later.
         """
-        handle = self._client.get_workflow_handle_for(GenerationWorkflow.run, task_id)
+        handle = self._client.get_workflow_handle(task_id)
         update_id = uuid4().hex
 
         async def update() -> bool:

@@ -35,9 +35,7 @@ async def read_usage(client: Client, user: User, *, tenant: bool = False, limit:
         ControlUnavailableError: it is open, but no worker answered.
     """
     now = datetime.now(UTC)
-    handle = client.get_workflow_handle_for(
-        AdmissionWorkflow.run, tenant_admission_id(user.tenant) if tenant else admission_id(user)
-    )
+    handle = client.get_workflow_handle(tenant_admission_id(user.tenant) if tenant else admission_id(user))
     try:
         return await bounded(
             lambda: handle.query(AdmissionWorkflow.usage, now, reject_condition=QueryRejectCondition.NOT_OPEN),

@@ -311,7 +311,7 @@ async def test_a_batch_holds_one_place_which_a_fresh_admission_finds(stand: Stan
         user = User(tenant="acme", end_user=name)
         batch = (await post(http, "hold one", "hold two", "hold three")).json()
         read = await until(http, batch, ["PROCESSING", "PROCESSING", "CREATED"])
-        admission = stand.client.get_workflow_handle_for(AdmissionWorkflow.run, naming.admission_id(user))
+        admission = stand.client.get_workflow_handle(naming.admission_id(user))
         held = (await admission.query(AdmissionWorkflow.usage)).held
         assert [place.task_id for place in held] == [batch["batch_id"]]
         await admission.terminate()

@@ -10,7 +10,6 @@ import pytest
 
 from tests.api.stand import WORKER_ID, PlayedGeneration, Stand, until
 from tests.api.test_problems import assert_problem
-from workflows.generation import GenerationWorkflow
 
 
 async def submit(http: httpx.AsyncClient, prompt: str) -> dict[str, Any]:
@@ -137,7 +136,7 @@ async def test_an_attempt_whose_signal_nobody_handled_is_running(quiet: Stand) -
         async with quiet.control_worker():
             # The activity is scheduled by the first workflow task; the worker of workflows is gone when it starts.
             task = await submit(http, "hold on")
-            handle = quiet.client.get_workflow_handle_for(GenerationWorkflow.run, task["task_id"])
+            handle = quiet.client.get_workflow_handle(task["task_id"])
             await until(http, task["task_id"], status="PROCESSING")
         found = await timeline(http, task)
         assert found["attempts"][0]["state"] == "running"

@@ -39,7 +39,7 @@ from workflows.callback import CALLBACK_FAILED, MAX_LOGGED_ATTEMPTS, CallbackWor
 from workflows.contracts import DELIVER_CALLBACK, CallbackActivities
 from workflows.naming import CALLBACK_QUEUE, CONTROL_QUEUE, SEARCH_ATTRIBUTES
 from workflows.policies import CALLBACK_SCHEDULE_SECONDS
-from workflows.tasks import CallbackStatus, DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
+from workflows.tasks import CallbackRecord, CallbackStatus, DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
 
 HOUR = 3_600.0
 
@@ -313,7 +313,7 @@ class TestLength:
             first = await short.client.get_workflow_handle(
                 delivery.id, run_id=delivery.first_execution_run_id
             ).describe()
-            last = short.client.get_workflow_handle_for(CallbackWorkflow.run, delivery.id)
+            last = short.client.get_workflow_handle(delivery.id, result_type=CallbackRecord)
             record = await record_of(last)
             assert first.status is WorkflowExecutionStatus.CONTINUED_AS_NEW
             assert [attempt.number for attempt in record.attempts] == list(range(1, 14))

@@ -39,6 +39,7 @@ from workflows.tasks import (
     Limits,
     SoftCancelReply,
     TaskPriority,
+    TaskRecord,
     User,
 )
 
@@ -466,7 +467,7 @@ class TestOutsideIntervention:
                     request_id=job.task_id,
                 )
             )
-            record = await client.get_workflow_handle_for(GenerationWorkflow.run, job.task_id).result()
+            record = await client.get_workflow_handle(job.task_id, result_type=TaskRecord).result()
             await asyncio.sleep(0.3)
         assert record.status is TaskStatus.SUCCEEDED
         assert scene.delivery.events(job.task_id) == ["task.succeeded"]

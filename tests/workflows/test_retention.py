@@ -261,9 +261,7 @@ class TestSchedule:
             try:
                 await handle.trigger()
                 workflow_id = await started_by(client, schedule_id)
-                result: RetentionSweep = await client.get_workflow_handle_for(
-                    RetentionWorkflow.run, workflow_id
-                ).result()
+                result = await client.get_workflow_handle(workflow_id, result_type=RetentionSweep).result()
                 description = await handle.describe()
             finally:
                 await handle.delete()
