@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+import structlog
 from sse_starlette.sse import AppStatus
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
@@ -17,6 +18,13 @@ from workflows.naming import SEARCH_ATTRIBUTES
 
 def pytest_sessionstart() -> None:
     keep_workflows_compiled()
+    # By default structlog prints to stdout, into the output of commands that run in the same process.
+    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first, so that no process is left alone with them at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("durability") is None)
 
 
 @pytest.fixture(autouse=True)

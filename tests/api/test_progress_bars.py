@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from uuid import uuid4
 
 from tests.api.stand import PlayedGeneration, Stand, http_client
 from tests.api.test_batch_commands import document
@@ -20,7 +21,7 @@ def environment_of(stand: Stand, key: str = "user") -> dict[str, str]:
 async def test_the_bar_of_a_task_shows_the_step_that_it_is_at(
     stand: Stand, played: PlayedGeneration, tmp_path: Path
 ) -> None:
-    command = ("submit", "hold the bar of a task", "--wait", "--output", str(tmp_path / "clip.mp4"))
+    command = ("submit", f"hold {uuid4().hex}", "--wait", "--output", str(tmp_path / "clip.mp4"))
     with terminal(*command, environment=environment_of(stand)) as screen:
         await screen.until("PROCESSING step 3/10")
         await screen.until("30 %")
@@ -32,8 +33,9 @@ async def test_the_bar_of_a_task_shows_the_step_that_it_is_at(
 
 
 async def test_the_bar_of_a_waiting_task_shows_its_place(quiet: Stand) -> None:
-    with terminal("submit", "wait in line", "--wait", environment=environment_of(quiet)) as screen:
-        await screen.until("QUEUED position 0")
+    with terminal("submit", f"wait {uuid4().hex}", "--wait", environment=environment_of(quiet)) as screen:
+        # Which one depends on the tasks of other tests that wait in the same pool.
+        await screen.until("QUEUED position ")
         found = re.search(r"\bt[a-z2-7]{26}\b", screen.seen)
         assert found is not None
         await quiet.client.get_workflow_handle(found[0]).terminate()
@@ -42,7 +44,7 @@ async def test_the_bar_of_a_waiting_task_shows_its_place(quiet: Stand) -> None:
 
 
 async def test_the_bar_of_a_batch_counts_what_has_ended(stand: Stand, played: PlayedGeneration) -> None:
-    text = "\n".join(json.dumps({"prompt": prompt}) for prompt in ("clip of the bar", "fail the bar", "hold the bar"))
+    text = "\n".join(json.dumps({"prompt": prompt}) for prompt in (f"clip {uuid4().hex}", "fail", "hold"))
     batch = await document(stand, "submit", "-", text=text)
     with terminal("batch", "status", batch["batch_id"], "--wait", environment=environment_of(stand)) as screen:
         await screen.until("2 of 3 ended, 1 without a clip")

@@ -9,10 +9,13 @@ import pytest
 from tests.drill.incidents import INCIDENTS, Incident, drill
 from tests.drill.stack import Stack
 from tests.receiver import Receiver
+from tests.scale import soak_only
 
 pytestmark = [pytest.mark.durability, pytest.mark.timeout(300)]
 
 
+@soak_only
+@pytest.mark.soak
 async def test_symptoms_are_revealed_and_mended_as_the_runbook_says(tmp_path: Path) -> None:
     wrong: dict[str, str] = {}
 

@@ -15,6 +15,7 @@ from api.rollouts import Rollouts
 from tests.durability.releases import deploy, deploy_json, start_version, until_known
 from tests.durability.site import PATIENT, Site, quick
 from tests.receiver import Receiver
+from tests.scale import soak_only
 from workflows.failures import FailureCode
 from workflows.rollouts import RolloutPhase, RolloutRecord
 from workflows.states import TaskStatus
@@ -124,6 +125,8 @@ async def test_a_version_that_fails_is_rolled_back_and_no_task_in_flight_is_harm
     site.processes["gpu-bad"].kill()
 
 
+@soak_only
+@pytest.mark.soak
 async def test_a_version_that_is_as_good_is_promoted(site: Site) -> None:
     start_version(site, "gpu-good", "3")
     await until_known(site, "gpu-default", "3")
