@@ -16,7 +16,7 @@ from tests.api.stand import http_client
 from tests.durability.releases import deploy, start_version, until_known
 from tests.durability.site import TENANT, Process, Site
 from tests.receiver import Receiver
-from tests.scale import scaled, soak_only
+from tests.scale import soak_only
 from workers.keys_admin import create_key
 from workflows import naming
 from workflows.failures import FailureCode
@@ -162,6 +162,7 @@ async def until_polling(site: Site, name: str, *, starts: int) -> None:
             await asyncio.sleep(0.1)
 
 
+@soak_only
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 async def test_a_rolling_restart_of_every_process_loses_no_task_and_runs_none_twice(
@@ -172,7 +173,7 @@ async def test_a_rolling_restart_of_every_process_loses_no_task_and_runs_none_tw
         site.start(name)
     for name in names:
         await until_polling(site, name, starts=1)
-    at_a_time = max(3, scaled(100) // 5)
+    at_a_time = 20
     await clients.until_busy(at_a_time, callback_url=site.receiver.url)
     assert await asyncio.to_thread(clients.api.stop) == 0
     clients.api.start()
