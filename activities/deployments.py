@@ -34,6 +34,8 @@ UNVERSIONED: Final = ""
 """Build id that stands for workers outside of any deployment."""
 
 _PAUSE_SECONDS: Final = 0.2
+# The server bounds the requests to one deployment, and says so with the second.
+_PASSING: Final = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED})
 _REFUSALS: Final = frozenset({RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.INVALID_ARGUMENT})
 
 _Answer = TypeVar("_Answer")
@@ -209,7 +211,7 @@ class WorkerDeployment:
                             raise DeploymentNotFoundError(error.message) from None
                         if error.status in _REFUSALS:
                             raise DeploymentRefusedError(error.message) from None
-                        if error.status is not RPCStatusCode.UNAVAILABLE:
+                        if error.status not in _PASSING:
                             raise DeploymentError(f"{self.name}: {error.status.name}: {error.message}") from None
                     await asyncio.sleep(_PAUSE_SECONDS)
         except TimeoutError:

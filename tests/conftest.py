@@ -18,13 +18,18 @@ from workflows.naming import SEARCH_ATTRIBUTES
 
 def pytest_sessionstart() -> None:
     keep_workflows_compiled()
-    # By default structlog prints to stdout, into the output of commands that run in the same process.
-    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files first, so that no process is left alone with them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("durability") is None)
+
+
+@pytest.fixture(autouse=True)
+def _logs_stay_out_of_the_output_of_commands() -> None:
+    """By default structlog prints to stdout; a test that resets it leaves the default behind."""
+    if not structlog.is_configured():
+        structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
 
 
 @pytest.fixture(autouse=True)
