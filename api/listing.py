@@ -6,32 +6,27 @@ start, then closed ones by newest end.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
-from temporalio.client import Client
+from typing import Final
 
 from api.auth import Caller
-from api.cursors import Cursors
 from api.jobs import Jobs
-from api.problems import ValidationFailedError
 from api.schemas import TaskList, TaskQuery
 from api.task_view import TaskViews
-from api.temporal_calls import bounded
+from api.visibility import VisibilityPages, query_time
 from workflows import naming
 from workflows.states import OPEN, TaskStatus
+
+_CLOCK: Final = "milliseconds"
+"""What the API shows of a time, so that one it has shown can be asked for."""
 
 
 class Listing:
     """Lists tasks, page by page."""
 
-    def __init__(
-        self, client: Client, *, jobs: Jobs, views: TaskViews, cursors: Cursors, call_limit: timedelta
-    ) -> None:
-        self._client = client
-        self._cursors = cursors
+    def __init__(self, *, jobs: Jobs, views: TaskViews, pages: VisibilityPages) -> None:
         self._jobs = jobs
         self._views = views
-        self._limit = call_limit
+        self._pages = pages
 
     async def page(self, caller: Caller, wanted: TaskQuery) -> TaskList:
         """One page of the caller's tasks.
@@ -41,20 +36,12 @@ class Listing:
             TemporalUnavailableError: no answer in time.
         """
         user = caller.user
-        token = None
-        if wanted.cursor is not None:
-            token = self._cursors.open(wanted.cursor)
-            if token is None:
-                raise ValidationFailedError.of("cursor", "cursor", "is not the next_cursor of a page")
-        found = self._client.list_workflows(
-            _query(naming.user_hash(user), wanted), page_size=wanted.limit, next_page_token=token
-        )
-        await bounded(found.fetch_next_page, limit=self._limit)
-        jobs = [await self._jobs.listed(execution) for execution in found.current_page or ()]
+        query = _query(naming.user_hash(user), wanted)
+        page = await self._pages.page(query, cursor=wanted.cursor, limit=wanted.limit)
+        jobs = [await self._jobs.listed(execution) for execution in page.rows]
         # The index may lag or be wrong; the memo says whose a task is.
         items = [self._views.item(job) for job in jobs if job is not None and job.request.user == user]
-        following = found.next_page_token
-        return TaskList(items=items, next_cursor=self._cursors.seal(following) if following else None)
+        return TaskList(items=items, next_cursor=page.next_cursor)
 
 
 def _query(user: str, wanted: TaskQuery) -> str:
@@ -62,9 +49,9 @@ def _query(user: str, wanted: TaskQuery) -> str:
     if wanted.status is not None:
         parts.append(status_filter(wanted.status))
     if wanted.created_after is not None:
-        parts.append(f"StartTime >= '{_time(wanted.created_after)}'")
+        parts.append(f"StartTime >= '{query_time(wanted.created_after, timespec=_CLOCK)}'")
     if wanted.created_before is not None:
-        parts.append(f"StartTime < '{_time(wanted.created_before)}'")
+        parts.append(f"StartTime < '{query_time(wanted.created_before, timespec=_CLOCK)}'")
     if wanted.model is not None:
         parts.append(f"Model = '{wanted.model}'")
     if wanted.batch_id is not None:
@@ -85,7 +72,3 @@ def status_filter(status: TaskStatus) -> str:
         unfinished = " OR ".join(f"TaskStatus = '{state}'" for state in sorted(OPEN))
         return f"({own} OR (({outside}) AND ({unfinished})))"
     return own
-
-
-def _time(value: datetime) -> str:
-    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
-from temporalio.client import Client, WorkflowExecution
+from temporalio.client import WorkflowExecution
 
 from api.auth import Caller
 from api.batch_jobs import BatchJobs
 from api.callback_schemas import RedeliverRange, RedeliveryItem, RedeliveryPage
-from api.cursors import Cursors
 from api.deliveries import Deliveries
 from api.jobs import Jobs
-from api.problems import ValidationFailedError
 from api.readings import Readings
-from api.temporal_calls import bounded
 from api.terminal_events import TerminalEvent, event_of_batch, event_of_task
+from api.visibility import VisibilityPages, query_time
 from workers.keys import Scope
 from workflows import naming
 from workflows.tasks import CallbackStatus, User
@@ -44,22 +42,18 @@ class RangeRedelivery:
 
     def __init__(
         self,
-        client: Client,
         *,
         jobs: Jobs,
         batch_jobs: BatchJobs,
         readings: Readings,
         deliveries: Deliveries,
-        cursors: Cursors,
-        call_limit: timedelta,
+        pages: VisibilityPages,
     ) -> None:
-        self._client = client
         self._jobs = jobs
         self._batch_jobs = batch_jobs
         self._readings = readings
         self._deliveries = deliveries
-        self._cursors = cursors
-        self._limit = call_limit
+        self._pages = pages
 
     async def page(self, caller: Caller, wanted: RedeliverRange) -> RedeliveryPage:
         """Look at one page, and send what is to be sent unless it is a dry run.
@@ -70,25 +64,18 @@ class RangeRedelivery:
             ValidationFailedError: the cursor is not one of ours.
             TemporalUnavailableError: no answer in time; the same page can be asked for again.
         """
-        token = None
-        if wanted.cursor is not None:
-            token = self._cursors.open(wanted.cursor)
-            if token is None:
-                raise ValidationFailedError.of("cursor", "cursor", "is not the next_cursor of a page")
-        rows = self._client.list_workflows(_query(caller, wanted), page_size=wanted.limit, next_page_token=token)
-        await bounded(rows.fetch_next_page, limit=self._limit)
-        following = rows.next_page_token
+        page = await self._pages.page(_query(caller, wanted), cursor=wanted.cursor, limit=wanted.limit)
         turns = asyncio.Semaphore(_PARALLEL)
 
         async def one(ended: str) -> RedeliveryItem | None:
             async with turns:
                 return await self._send_again(caller, ended, wanted)
 
-        items = await asyncio.gather(*(one(ended) for ended in _ended(rows.current_page or ())))
+        items = await asyncio.gather(*(one(ended) for ended in _ended(page.rows)))
         return RedeliveryPage(
             dry_run=wanted.dry_run,
             items=[item for item in items if item is not None],
-            next_cursor=self._cursors.seal(following) if following else None,
+            next_cursor=page.next_cursor,
         )
 
     async def _send_again(self, caller: Caller, ended: str, wanted: RedeliverRange) -> RedeliveryItem | None:
@@ -137,10 +124,8 @@ def _is_batch(ended: str) -> bool:
 
 
 def _query(caller: Caller, wanted: RedeliverRange) -> str:
-    until = wanted.until or datetime.now(UTC)
-    query = (
-        f"WorkflowType = 'CallbackWorkflow' AND StartTime >= '{_time(wanted.since)}' AND StartTime < '{_time(until)}'"
-    )
+    since, until = query_time(wanted.since), query_time(wanted.until or datetime.now(UTC))
+    query = f"WorkflowType = 'CallbackWorkflow' AND StartTime >= '{since}' AND StartTime < '{until}'"
     if not _whole_tenant(caller):
         query += f" AND UserId = '{naming.user_hash(caller.user)}'"
     return query + _CONDITIONS[wanted.status]
@@ -149,7 +134,3 @@ def _query(caller: Caller, wanted: RedeliverRange) -> str:
 def _ended(rows: Sequence[WorkflowExecution]) -> list[str]:
     matches = [_FIRST_DELIVERY.fullmatch(row.id) for row in rows]
     return list(dict.fromkeys(match[1] for match in matches if match))
-
-
-def _time(value: datetime) -> str:
-    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
 import structlog
@@ -22,7 +22,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from api.auth import Caller
 from api.backlog import Backlog
 from api.chains import Chains
-from api.cursors import Cursors
 from api.jobs import Job, Jobs
 from api.problems import QueueFullError, UnknownModelError, ValidationFailedError
 from api.queue_statistics import Queues
@@ -30,6 +29,7 @@ from api.redrive_schemas import Redrive, RedriveCounts, RedriveItem, RedrivePage
 from api.retries import Retries
 from api.task_view import outcome_of
 from api.temporal_calls import bounded
+from api.visibility import VisibilityPages, query_time
 from workflows.failures import FAILURE_CLASSES, FailureCode, Remedy
 from workflows.states import TaskStatus
 from workflows.tasks import GenerationInput
@@ -56,11 +56,11 @@ class RedriveRuns:
     """Runs dead letters again.
 
     Args:
-        client: lists them.
+        client: counts them.
         jobs, chains: what there is.
         retries: makes the next link.
         queues, backlog: what a pool takes.
-        cursors: seals page tokens.
+        pages: lists them.
         call_limit: for one call to Temporal.
     """
 
@@ -73,7 +73,7 @@ class RedriveRuns:
         retries: Retries,
         queues: Queues,
         backlog: Backlog,
-        cursors: Cursors,
+        pages: VisibilityPages,
         call_limit: timedelta,
     ) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class RedriveRuns:
         self._retries = retries
         self._queues = queues
         self._backlog = backlog
-        self._cursors = cursors
+        self._pages = pages
         self._limit = call_limit
 
     async def page(self, operator: Caller, wanted: Redrive) -> RedrivePage:
@@ -92,22 +92,15 @@ class RedriveRuns:
             ValidationFailedError: the query or the cursor is wrong.
             TemporalUnavailableError: no answer in time; the same page can be asked for again.
         """
-        token = None
-        if wanted.cursor is not None:
-            token = self._cursors.open(wanted.cursor)
-            if token is None:
-                raise ValidationFailedError.of("cursor", "cursor", "is not the next_cursor of a page")
         query = _query(wanted)
-        rows = self._client.list_workflows(query, page_size=wanted.limit, next_page_token=token)
         try:
-            await bounded(rows.fetch_next_page, limit=self._limit)
+            page = await self._pages.page(query, cursor=wanted.cursor, limit=wanted.limit)
             counted = await bounded(lambda: self._client.count_workflows(query), limit=self._limit)
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT:
                 raise
             raise ValidationFailedError.of("query", "visibility_query", error.message) from None
-        following = rows.next_page_token
-        verdicts = await self._verdicts(_task_ids(rows.current_page or ()), wanted)
+        verdicts = await self._verdicts(_task_ids(page.rows), wanted)
         items, stopped = await self._carry_out(operator, verdicts, dry_run=wanted.dry_run)
         skipped = Counter(item.reason for item in items if item.reason is not None)
         return RedrivePage(
@@ -116,7 +109,7 @@ class RedriveRuns:
             counts=RedriveCounts(started=sum(item.action == "start" for item in items), skipped=dict(skipped)),
             matching=counted.count,
             stopped=stopped,
-            next_cursor=self._cursors.seal(following) if following and stopped is None else None,
+            next_cursor=page.next_cursor if stopped is None else None,
         )
 
     async def _verdicts(self, task_ids: Sequence[str], wanted: Redrive) -> list[_Verdict]:
@@ -232,9 +225,9 @@ def _skipped(task_id: str, job: Job | None, reason: SkipReason, newest: str | No
 def _query(wanted: Redrive) -> str:
     parts = [f"WorkflowType = '{_WORKFLOW_TYPE}'", "ExecutionStatus != 'Running'", "ExecutionStatus != 'Completed'"]
     if wanted.since is not None:
-        parts.append(f"CloseTime >= '{_time(wanted.since)}'")
+        parts.append(f"CloseTime >= '{query_time(wanted.since)}'")
     if wanted.until is not None:
-        parts.append(f"CloseTime < '{_time(wanted.until)}'")
+        parts.append(f"CloseTime < '{query_time(wanted.until)}'")
     if wanted.query.strip():
         parts.append(f"({wanted.query})")
     return " AND ".join(parts)
@@ -243,7 +236,3 @@ def _query(wanted: Redrive) -> str:
 def _task_ids(rows: Sequence[WorkflowExecution]) -> list[str]:
     """Each task once; a query that breaks out of its brackets finds nothing but tasks either."""
     return list(dict.fromkeys(row.id for row in rows if row.workflow_type == _WORKFLOW_TYPE))
-
-
-def _time(value: datetime) -> str:
-    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -47,6 +47,7 @@ from api.submission import Submissions
 from api.task_view import TaskViews
 from api.timeline import Timelines
 from api.usage import UsageReports
+from api.visibility import VisibilityPages
 from api.waiting import Waiting
 from workers.keys import KeyRing
 from workers.links import SignedLinks
@@ -112,6 +113,7 @@ def build_gateway(
 ) -> Gateway:
     """Put the parts together; without an `admission`, that of the settings' tiers. Its outcomes are counted."""
     call_limit = timedelta(seconds=settings.temporal_call_timeout_seconds)
+    pages = VisibilityPages(client, cursors=cursors, call_limit=call_limit)
     jobs = Jobs(client, call_limit=call_limit)
     chains = Chains(jobs)
     fleet = Fleet(
@@ -173,9 +175,7 @@ def build_gateway(
         batch_submissions=batch_submissions,
         batches=batches,
         batch_callbacks=BatchCallbacks(batches=batches, deliveries=deliveries),
-        batch_listing=BatchListing(
-            client, batch_jobs=batch_jobs, batches=batches, cursors=cursors, call_limit=call_limit
-        ),
+        batch_listing=BatchListing(batch_jobs=batch_jobs, batches=batches, pages=pages),
         batch_removals=BatchRemovals(
             client,
             batch_jobs=batch_jobs,
@@ -192,13 +192,7 @@ def build_gateway(
         timelines=Timelines(client, readings=readings, call_limit=call_limit),
         deliveries=deliveries,
         range_redelivery=RangeRedelivery(
-            client,
-            jobs=jobs,
-            batch_jobs=batch_jobs,
-            readings=readings,
-            deliveries=deliveries,
-            cursors=cursors,
-            call_limit=call_limit,
+            jobs=jobs, batch_jobs=batch_jobs, readings=readings, deliveries=deliveries, pages=pages
         ),
         redrive=RedriveRuns(
             client,
@@ -207,10 +201,10 @@ def build_gateway(
             retries=retries,
             queues=queues,
             backlog=backlog,
-            cursors=cursors,
+            pages=pages,
             call_limit=call_limit,
         ),
-        listing=Listing(client, jobs=jobs, views=views, cursors=cursors, call_limit=call_limit),
+        listing=Listing(jobs=jobs, views=views, pages=pages),
         views=views,
         readiness=ReadinessProbe(client, store),
         events=EventHub(client, jobs=jobs, readings=readings, call_limit=call_limit),
