@@ -30,7 +30,7 @@ from activities.dns_cache import DnsCache, SystemResolver
 from activities.egress_policy import EgressPolicy
 from activities.http_guard import GuardedClient
 from tests.activities.couriers import LINKS, SECRET, Tenants, courier, event
-from tests.benchmarks.site import Site, bench_site, median, report, rounded
+from tests.benchmarks.site import Site, bench_site, call_all, median, report, rounded
 from tests.receiver import Receiver, hang
 from workers.keys import EndpointSettings
 from workflows import naming
@@ -91,14 +91,8 @@ def responder() -> Iterator[str]:
 
 async def per_second(send: Callable[[int], Awaitable[None]]) -> float:
     """Requests per second at `CONCURRENCY`."""
-    numbers = iter(range(REQUESTS))
-
-    async def caller() -> None:
-        for number in numbers:
-            await send(number)
-
     began = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(CONCURRENCY)))
+    await call_all(send, REQUESTS, at_once=CONCURRENCY)
     return REQUESTS / (time.perf_counter() - began)
 
 

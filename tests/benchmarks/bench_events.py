@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import os
 import re
 import resource
 import statistics
-import tempfile
 import time
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -22,20 +19,18 @@ from pathlib import Path
 from uuid import uuid4
 
 import httpx
-import structlog
-from temporalio.testing import WorkflowEnvironment
 
 from tests.api.stand import api_settings, create_keys, http_client, open_stand, until
 from tests.benchmarks.bench_get import answering, get, process
+from tests.benchmarks.site import bench_server, report, resident_mb
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, free_port, temporal_binary
+from workers.devserver import free_port
 
 CLIENTS = 1_000
 TARGET_MB = 200
 WATCH_SECONDS = 5.0
 """How long upstream calls are counted."""
 _OPENED_AT_ONCE = 50
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _FILES = 8_192
 
 
@@ -72,11 +67,6 @@ class Listener(asyncio.Protocol):
     def close(self) -> None:
         """Hang up."""
         self._transport.close()
-
-
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 1e6
 
 
 async def calls(metrics_url: str) -> dict[str, int]:
@@ -182,21 +172,11 @@ def _rate(before: dict[str, int], after: dict[str, int], operation: str) -> floa
 
 async def main() -> None:
     """Measure and print."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     # A socket for each end of each stream; the API process inherits the limit.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES, most), most))
-    env = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
-        dev_server_log_level="error",
-    )
-    async with env:
-        with tempfile.TemporaryDirectory(prefix="reelgate-bench-") as folder:
-            figures = await measure(Path(folder), env.client.service_client.config.target_host)
-    for name, value in figures.items():
-        print(f"{name:>32}  {value:g}")  # noqa: T201 - this is what the program is for
-    print(json.dumps({"bench": "events", **figures}))  # noqa: T201
+    async with bench_server(in_memory=True) as server:
+        report("events", await measure(server.folder, server.address))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,16 @@ as its last line, the same as JSON.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import re
 import socket
 from collections import Counter
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
-import structlog
 from temporalio.client import Client
-from temporalio.testing import WorkflowEnvironment
 
 from tests.api.stand import NO_TLS, api_settings, create_keys, listening, open_stand, serving, until
+from tests.benchmarks.site import Server, bench_server, report
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, free_port, temporal_binary
 from workflows import naming
 
 TASKS = 20
@@ -34,49 +28,38 @@ _WRITES = frozenset({"CreateWorkflowExecution", "UpdateWorkflowExecution"})
 
 async def main() -> None:
     """Measure and print."""
-    logging.disable(logging.CRITICAL)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    port = free_port()
-    env = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=[*dynamic_config_args(), "--metrics-port", str(port)],
-        dev_server_log_level="error",
-    )
-    async with env:
-        with TemporaryDirectory() as folder, listening() as sock:
-            address = env.client.service_client.config.target_host
-            figures = await _measure(Path(folder), sock.getsockname()[1], sock, address, port)
-    for name, value in figures.items():
-        print(f"{name:<48}{value:10.1f}")  # noqa: T201
-    print(json.dumps({name: round(value, 1) for name, value in figures.items()}))  # noqa: T201
+    async with bench_server(in_memory=True) as server:
+        with listening() as sock:
+            figures = await _measure(server, sock)
+    report("footprint", {name: round(value, 1) for name, value in figures.items()})
 
 
-async def _measure(folder: Path, port: int, sock: socket.socket, address: str, metrics_port: int) -> dict[str, float]:
-    settings = api_settings(folder, address, port)
+async def _measure(server: Server, sock: socket.socket) -> dict[str, float]:
+    settings = api_settings(server.folder, server.address, sock.getsockname()[1])
     keys = create_keys(settings)
     client = await connect(settings, register_search_attributes=True)
     with serving(settings, sock) as url:
-        stand = open_stand(folder, url, settings, client, keys)
+        stand = open_stand(server.folder, url, settings, client, keys)
         async with stand.workers(), stand.user() as http:
             await _one(http, -1)
-            before = await _counts(metrics_port)
+            before = await _counts(server.metrics_url)
             tasks = [await _one(http, number) for number in range(TASKS)]
-            after = await _counts(metrics_port)
+            after = await _counts(server.metrics_url)
             sizes = [await _size(client, name) for name in (tasks[0], naming.callback_id(tasks[0]))]
     each = {key: (after[key] - before[key]) / TASKS for key in after}
     return {
-        "billable actions": sum(value for (series, _), value in each.items() if series == "action"),
-        "database writes of executions": sum(
+        "billable_actions": sum(value for (series, _), value in each.items() if series == "action"),
+        "database_writes_of_executions": sum(
             value for (series, name), value in each.items() if series == "persistence_requests" and name in _WRITES
         ),
-        "visibility writes": sum(
+        "visibility_writes": sum(
             value
             for (series, name), value in each.items()
             if series == "visibility_persistence_requests" and name.endswith(("Started", "Closed", "Execution"))
         ),
-        "events of the job": sizes[0][0],
-        "events of its callback": sizes[1][0],
-        "history bytes, both": sizes[0][1] + sizes[1][1],
+        "events_of_the_job": sizes[0][0],
+        "events_of_its_callback": sizes[1][0],
+        "history_bytes_of_both": sizes[0][1] + sizes[1][1],
     }
 
 
@@ -93,9 +76,9 @@ async def _size(client: Client, workflow_id: str) -> tuple[int, int]:
     return info.history_length, info.history_size_bytes
 
 
-async def _counts(port: int) -> Counter[tuple[str, str]]:
+async def _counts(metrics_url: str) -> Counter[tuple[str, str]]:
     async with httpx.AsyncClient(verify=NO_TLS, timeout=30) as http:
-        page = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+        page = (await http.get(metrics_url)).text
     counts: Counter[tuple[str, str]] = Counter()
     for line in page.splitlines():
         found = _SERIES.match(line)

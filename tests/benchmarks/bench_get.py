@@ -7,26 +7,22 @@ rate is raised. `python -m tests.benchmarks.bench_get` prints a table and, as it
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import structlog
 from fastapi import FastAPI
-from temporalio.testing import WorkflowEnvironment
 
 from api.admission import OpenAdmission
 from tests.api.stand import api_settings, create_keys, listening, open_stand, serving, until
+from tests.benchmarks.site import bench_server, report
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, free_port, temporal_binary
+from workers.devserver import free_port
 from workers.web_server import embedded_server, listen, serve_until_signal
 
 ROUNDS = 7
@@ -185,18 +181,8 @@ async def measure(folder: Path, address: str) -> dict[str, float]:
 
 async def main() -> None:
     """Measure and print."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    env = await WorkflowEnvironment.start_local(
-        dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
-        dev_server_log_level="error",
-    )
-    async with env:
-        with tempfile.TemporaryDirectory(prefix="reelgate-bench-") as folder:
-            figures = await measure(Path(folder), env.client.service_client.config.target_host)
-    for name, value in figures.items():
-        print(f"{name:>20}  {value:g}")  # noqa: T201 - this is what the program is for
-    print(json.dumps({"bench": "get", **figures}))  # noqa: T201
+    async with bench_server(in_memory=True) as server:
+        report("get", await measure(server.folder, server.address))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from uuid import uuid4
 import httpx
 
 from tests.api.stand import http_client
-from tests.benchmarks.site import bench_site, median, report, rounded
+from tests.benchmarks.site import bench_site, call_all, median, report, rounded
 
 BACKLOGS = (10, 100, 1_000, 5_000)
 USERS = (1, 10, 1_000)
@@ -36,13 +36,7 @@ async def submit(http: httpx.AsyncClient, user: str) -> str:
 
 async def fill(http: httpx.AsyncClient, count: int, users: int) -> None:
     """Submit `count` tasks, spread over `users`."""
-    numbers = iter(range(count))
-
-    async def caller() -> None:
-        for number in numbers:
-            await submit(http, f"user-{number % users}")
-
-    await asyncio.gather(*(caller() for _ in range(CONCURRENCY)))
+    await call_all(lambda number: submit(http, f"user-{number % users}"), count, at_once=CONCURRENCY)
     await asyncio.sleep(2)
 
 

@@ -12,25 +12,18 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from uuid import uuid4
 
 import httpx
 
 from tests.api.stand import http_client
-from tests.benchmarks.site import bench_site, report, rounded
+from tests.benchmarks.site import bench_site, report, resident_mb, rounded
 from tests.receiver import Receiver
 
 SECONDS = float(os.environ.get("REELGATE_BENCH_SECONDS", "600"))
 WARM_SECONDS = min(60.0, SECONDS / 5)
 USERS = 20
 PAUSE_SECONDS = 1.0
-
-
-def resident_mb(process_id: int) -> float:
-    """Resident memory of a process."""
-    line = next(line for line in Path(f"/proc/{process_id}/status").read_text().splitlines() if "VmRSS" in line)
-    return int(line.split()[1]) / 1_024
 
 
 async def use(http: httpx.AsyncClient, user: str, receiver: Receiver, until: float) -> int:

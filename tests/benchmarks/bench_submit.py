@@ -23,7 +23,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from tests.api.stand import http_client
-from tests.benchmarks.site import bench_site, report
+from tests.benchmarks.site import bench_site, call_all, report
 from tests.workflows.jobs import plan
 from workflows import naming
 from workflows.generation import GenerationWorkflow
@@ -101,15 +101,9 @@ async def milliseconds(call: Callable[[], Awaitable[None]]) -> float:
 
 async def per_second(call: Callable[[int], Awaitable[None]], bare: Bare) -> float:
     """Calls per second at `CONCURRENCY`, until the last job of them waits for a GPU."""
-    numbers = iter(range(SUBMISSIONS))
     queued = await bare.queued()
-
-    async def caller() -> None:
-        for number in numbers:
-            await call(number)
-
     began = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(CONCURRENCY)))
+    await call_all(call, SUBMISSIONS, at_once=CONCURRENCY)
     while await bare.queued() < queued + SUBMISSIONS:
         await asyncio.sleep(0.1)
     return SUBMISSIONS / (time.perf_counter() - began)

@@ -21,7 +21,7 @@ from temporalio.client import Client
 from tests.api.stand import http_client
 from tests.benchmarks.floor import BARE_QUEUE, BareWorkflow
 from tests.benchmarks.floor_workers import FAILS_ONCE
-from tests.benchmarks.site import Site, bench_site, median, report, rounded
+from tests.benchmarks.site import Site, bench_site, call_all, median, report, rounded
 from tests.receiver import Receiver
 from tests.workflows.jobs import plan, start_job
 from workflows import naming
@@ -59,14 +59,8 @@ async def bare(client: Client) -> None:
 
 async def per_second(call: Callable[[], Awaitable[object]], finished: Callable[[], Awaitable[object]]) -> float:
     """Calls per second at `CONCURRENCY`, until `finished`."""
-    numbers = iter(range(TASKS))
-
-    async def caller() -> None:
-        for _ in numbers:
-            await call()
-
     began = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(CONCURRENCY)))
+    await call_all(lambda _: call(), TASKS, at_once=CONCURRENCY)
     await finished()
     return TASKS / (time.perf_counter() - began)
 

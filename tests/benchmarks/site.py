@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from tests.cli.stack import REELGATE, clean_environment
 from workers.connection import connect
 from workers.devserver import SQLITE_PRAGMAS, dynamic_config_args, free_port, temporal_binary
 from workers.settings import Settings
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 OPEN_LIMITS: Mapping[str, object] = {
     "max_pending_tasks": 100_000,
@@ -74,35 +78,72 @@ class Site:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A Temporal server of one benchmark, and a folder that goes with it."""
+
+    folder: Path
+    address: str
+    metrics_url: str
+
+
 @asynccontextmanager
-async def bench_site(**changes: object) -> AsyncIterator[Site]:
-    """Start the server and make the settings; workers are started by the benchmark."""
+async def bench_server(*, in_memory: bool = False) -> AsyncIterator[Server]:
+    """Start it, with its state in a file as the product has it, or in memory where no figure depends on that."""
+    logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     metrics_port = free_port()
     with tempfile.TemporaryDirectory(prefix="reelgate-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        pragmas = [part for pragma in SQLITE_PRAGMAS for part in ("--sqlite-pragma", pragma)]
         env = await WorkflowEnvironment.start_local(
             dev_server_existing_path=temporal_binary(),
-            dev_server_database_filename=str(folder / "temporal.db"),
+            dev_server_database_filename=None if in_memory else str(folder / "temporal.db"),
             dev_server_extra_args=[
                 *dynamic_config_args(),
-                *(part for pragma in SQLITE_PRAGMAS for part in ("--sqlite-pragma", pragma)),
+                *([] if in_memory else pragmas),
                 *("--metrics-port", str(metrics_port)),
             ],
             dev_server_log_level="error",
         )
         async with env:
-            address = env.client.service_client.config.target_host
-            settings = api_settings(folder, address, 1, **{**OPEN_LIMITS, **changes})
-            with ExitStack() as processes:
-                yield Site(
-                    folder=folder,
-                    settings=settings,
-                    keys=create_keys(settings),
-                    client=await connect(settings, register_search_attributes=True),
-                    metrics_url=f"http://127.0.0.1:{metrics_port}/metrics",
-                    _processes=processes,
-                )
+            yield Server(
+                folder=folder,
+                address=env.client.service_client.config.target_host,
+                metrics_url=f"http://127.0.0.1:{metrics_port}/metrics",
+            )
+
+
+@asynccontextmanager
+async def bench_site(**changes: object) -> AsyncIterator[Site]:
+    """Start the server and make the settings; workers are started by the benchmark."""
+    async with bench_server() as server:
+        settings = api_settings(server.folder, server.address, 1, **{**OPEN_LIMITS, **changes})
+        with ExitStack() as processes:
+            yield Site(
+                folder=server.folder,
+                settings=settings,
+                keys=create_keys(settings),
+                client=await connect(settings, register_search_attributes=True),
+                metrics_url=server.metrics_url,
+                _processes=processes,
+            )
+
+
+async def call_all(call: Callable[[int], Awaitable[object]], count: int, *, at_once: int) -> None:
+    """Make calls 0 to `count` - 1, so many at a time."""
+    numbers = iter(range(count))
+
+    async def caller() -> None:
+        for number in numbers:
+            await call(number)
+
+    await asyncio.gather(*(caller() for _ in range(at_once)))
+
+
+def resident_mb(process_id: int) -> float:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * _PAGE_BYTES / 1e6
 
 
 def median(values: Iterable[float]) -> float:
