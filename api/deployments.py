@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
-from temporalio.api.enums.v1 import WorkerStatus
 from temporalio.api.worker.v1 import WorkerHeartbeat
-from temporalio.api.workflowservice.v1 import ListWorkerDeploymentsRequest, ListWorkersRequest
+from temporalio.api.workflowservice.v1 import ListWorkerDeploymentsRequest
 from temporalio.client import Client
 
 from activities.deployments import (
@@ -20,12 +19,12 @@ from activities.deployments import (
     Routing,
     WorkerDeployment,
 )
+from api.heartbeats import has_ended, heartbeat_pages, is_silent
 from api.temporal_calls import bounded
 from workflows.naming import CALLBACK_QUEUE, CONTROL_QUEUE, deployment_name, gpu_queue
 
 CALL_LIMIT: Final = timedelta(seconds=10)
 _PAGE: Final = 500
-_MISSED_BEATS: Final = 3
 _PREFIX: Final = deployment_name("")
 
 
@@ -83,7 +82,7 @@ class Releases:
 
     def __init__(self, client: Client, *, heartbeat: timedelta) -> None:
         self._client = client
-        self._silence = heartbeat * _MISSED_BEATS
+        self._heartbeat = heartbeat
 
     async def task_queues(self) -> list[str]:
         """Task queues whose workers have a deployment, sorted.
@@ -199,28 +198,11 @@ class Releases:
     async def _beats(self, task_queue: str) -> dict[str, list[WorkerHeartbeat]]:
         """Workers that run, by build id."""
         found: dict[str, list[WorkerHeartbeat]] = {}
-        token = b""
-        while True:
-            request = ListWorkersRequest(
-                namespace=self._client.namespace,
-                page_size=_PAGE,
-                next_page_token=token,
-                query=f"TaskQueue='{task_queue}'",
-            )
-            reply = await bounded(
-                lambda asked=request: self._client.workflow_service.list_workers(asked),  # type: ignore[misc]
-                limit=CALL_LIMIT,
-            )
-            for info in reply.workers_info:
-                beat = info.worker_heartbeat
-                if beat.status != WorkerStatus.WORKER_STATUS_SHUTDOWN and not self._is_silent(beat):
+        async for page in heartbeat_pages(self._client, call_limit=CALL_LIMIT, task_queue=task_queue):
+            for beat in page:
+                if not has_ended(beat) and not is_silent(beat, self._heartbeat):
                     found.setdefault(beat.deployment_version.build_id, []).append(beat)
-            token = reply.next_page_token
-            if not token:
-                return found
-
-    def _is_silent(self, beat: WorkerHeartbeat) -> bool:
-        return datetime.now(UTC) - beat.heartbeat_time.ToDatetime(tzinfo=UTC) >= self._silence
+        return found
 
 
 def _version(

@@ -7,26 +7,21 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
-from temporalio.api.enums.v1 import WorkerStatus
 from temporalio.api.worker.v1 import WorkerHeartbeat
-from temporalio.api.workflowservice.v1 import ListWorkersRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from api import heartbeats
 from api.model_health import ModelHealth
 from api.problems import TemporalUnavailableError
 from api.schemas import ModelServing, PoolState
-from api.temporal_calls import bounded
 from workflows import naming
 
 CACHE_SECONDS: Final = 3.0
 _CALL_LIMIT: Final = timedelta(seconds=1)
-_MISSED_BEATS: Final = 3
-"""A worker that is silent for so many heartbeat intervals counts as gone."""
-_PAGE: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +42,7 @@ class Fleet:
 
     def __init__(self, client: Client, *, heartbeat: timedelta, slots_per_device: float = 1.5) -> None:
         self._client = client
-        self._silence = heartbeat * _MISSED_BEATS
+        self._heartbeat = heartbeat
         self._slots_per_device = slots_per_device
         self._health = ModelHealth()
         self._seen: dict[str, _Seen] = {}
@@ -63,14 +58,8 @@ class Fleet:
 
     async def live_workers(self, task_queue: str) -> int | None:
         """How many live workers serve a task queue, asked now; None when Temporal does not say."""
-        request = ListWorkersRequest(
-            namespace=self._client.namespace, page_size=_PAGE, query=f"TaskQueue='{task_queue}'"
-        )
-        try:
-            reply = await bounded(lambda: self._client.workflow_service.list_workers(request), limit=_CALL_LIMIT)
-        except (TemporalUnavailableError, RPCError):
-            return None
-        return sum(self._is_live(info.worker_heartbeat) for info in reply.workers_info)
+        live = await self._live(task_queue)
+        return None if live is None else len(live)
 
     async def model(self, name: str, *, pool: str) -> ModelServing:
         """Whether a model is loaded on a live worker of its pool."""
@@ -88,15 +77,10 @@ class Fleet:
             return seen
 
     async def _ask(self, pool: str) -> _Seen:
-        request = ListWorkersRequest(
-            namespace=self._client.namespace, page_size=_PAGE, query=f"TaskQueue='{naming.gpu_queue(pool)}'"
-        )
-        try:
-            reply = await bounded(lambda: self._client.workflow_service.list_workers(request), limit=_CALL_LIMIT)
-        except (TemporalUnavailableError, RPCError):
+        live = await self._live(naming.gpu_queue(pool))
+        if live is None:
             unknown = PoolState(pool=pool, state="unknown", workers=None, slots=None)
             return _Seen(state=unknown, models={}, until=time.monotonic() + CACHE_SECONDS)
-        live = [info.worker_heartbeat for info in reply.workers_info if self._is_live(info.worker_heartbeat)]
         state = PoolState(
             pool=pool,
             state="live" if live else "no_worker",
@@ -106,12 +90,17 @@ class Fleet:
         models = await self._health.of(beat.worker_identity for beat in live)
         return _Seen(state=state, models=models, until=time.monotonic() + CACHE_SECONDS)
 
-    def _is_live(self, beat: WorkerHeartbeat) -> bool:
-        return beat.status == WorkerStatus.WORKER_STATUS_RUNNING and not self.is_silent(beat)
+    async def _live(self, task_queue: str) -> list[WorkerHeartbeat] | None:
+        """Live workers of a task queue, of the first page; None when Temporal does not say."""
+        try:
+            beats = await anext(heartbeats.heartbeat_pages(self._client, call_limit=_CALL_LIMIT, task_queue=task_queue))
+        except (TemporalUnavailableError, RPCError):
+            return None
+        return [beat for beat in beats if heartbeats.is_live(beat, self._heartbeat)]
 
     def is_silent(self, beat: WorkerHeartbeat) -> bool:
         """Whether a worker has not reported for so long that it is gone, or cut off."""
-        return datetime.now(UTC) - beat.heartbeat_time.ToDatetime(tzinfo=UTC) >= self._silence
+        return heartbeats.is_silent(beat, self._heartbeat)
 
     def slots(self, beat: WorkerHeartbeat) -> int:
         """Activities that a worker takes at a time."""

@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 from temporalio.api.enums.v1 import WorkerStatus
 from temporalio.api.worker.v1 import WorkerHeartbeat
-from temporalio.api.workflowservice.v1 import ListWorkersRequest
 from temporalio.client import Client
 
 from api.fleet import Fleet
+from api.heartbeats import has_ended, heartbeat_pages
 from api.jobs import Jobs
 from api.statistics_schemas import WorkerList, WorkerState
 from api.temporal_calls import bounded
@@ -23,7 +23,6 @@ CACHE_SECONDS: Final = 3.0
 MAX_WORKERS: Final = 1_000
 MAX_RUNNING: Final = 200
 """Running tasks that are asked where they run; a fleet that runs more shows the newest."""
-_PAGE: Final = 500
 _PARALLEL: Final = 20
 _GPU_PREFIX: Final = naming.gpu_queue("")
 
@@ -67,16 +66,9 @@ class Roster:
 
     async def _beats(self) -> list[WorkerHeartbeat]:
         beats: list[WorkerHeartbeat] = []
-        token = b""
-        while len(beats) < MAX_WORKERS:
-            request = ListWorkersRequest(namespace=self._client.namespace, page_size=_PAGE, next_page_token=token)
-            reply = await bounded(
-                lambda asked=request: self._client.workflow_service.list_workers(asked),  # type: ignore[misc]
-                limit=self._limit,
-            )
-            beats += [info.worker_heartbeat for info in reply.workers_info if not _has_ended(info.worker_heartbeat)]
-            token = reply.next_page_token
-            if not token:
+        async for page in heartbeat_pages(self._client, call_limit=self._limit):
+            beats += [beat for beat in page if not has_ended(beat)]
+            if len(beats) >= MAX_WORKERS:
                 break
         return beats
 
@@ -126,10 +118,6 @@ class Roster:
         if self._fleet.is_silent(beat):
             return "silent"
         return "running" if beat.status == WorkerStatus.WORKER_STATUS_RUNNING else "shutting_down"
-
-
-def _has_ended(beat: WorkerHeartbeat) -> bool:
-    return beat.status == WorkerStatus.WORKER_STATUS_SHUTDOWN
 
 
 def _kind(task_queue: str) -> Literal["gpu", "callback", "control", "other"]:

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Final
 
-from temporalio.api.enums.v1 import TaskQueueType, WorkerStatus
+from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.namespace.v1 import NamespaceInfo
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import (
@@ -26,6 +26,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.doctor.findings import Check, Finding, broken, look, ok, within
+from api.heartbeats import PAGE, is_live, silence_of
 from workers.codec import KEY_ID_FIELD, CodecKeyError, codec_from
 from workers.connection import check_search_attributes, connect_bare
 from workers.errors import ConfigurationError
@@ -41,7 +42,6 @@ _CONNECT_LIMIT: Final = timedelta(seconds=4)
 _CLOCK_QUEUE: Final = "reelgate-doctor"
 """Nothing is ever put there: whoever polls it is told the server's time through the queue's list of pollers."""
 _NEWEST: Final = 50
-_MISSED_BEATS: Final = 3
 _DYNAMIC_CONFIG: Final = "deploy/temporal/dynamicconfig.yaml"
 _UNREACHABLE: Final = (
     "see that the server runs (temporal operator cluster health) and that its port is open from here; nothing is lost: "
@@ -205,12 +205,11 @@ async def _payloads(client: Client, settings: Settings) -> list[Finding]:
 async def _workers(client: Client, settings: Settings) -> list[Finding]:
     starts = {naming.CONTROL_QUEUE: "reelgate worker control", naming.CALLBACK_QUEUE: "reelgate worker callback"}
     starts |= {naming.gpu_queue(pool): f"reelgate worker gpu --pool {pool}" for pool in _pools(settings)}
-    reply = await client.workflow_service.list_workers(ListWorkersRequest(namespace=client.namespace, page_size=500))
-    silence = timedelta(seconds=settings.worker_heartbeat_seconds) * _MISSED_BEATS
+    reply = await client.workflow_service.list_workers(ListWorkersRequest(namespace=client.namespace, page_size=PAGE))
+    interval = timedelta(seconds=settings.worker_heartbeat_seconds)
     builds: dict[str, list[str]] = {}
     for beat in (info.worker_heartbeat for info in reply.workers_info):
-        heard = datetime.now(UTC) - beat.heartbeat_time.ToDatetime(tzinfo=UTC)
-        if beat.status == WorkerStatus.WORKER_STATUS_RUNNING and heard < silence:
+        if is_live(beat, interval):
             # An unversioned worker has a build id too, a checksum of its own, but no deployment.
             version = beat.deployment_version
             builds.setdefault(beat.task_queue, []).append(version.build_id if version.deployment_name else "")
@@ -218,7 +217,7 @@ async def _workers(client: Client, settings: Settings) -> list[Finding]:
     for queue, command in starts.items():
         live = builds.get(queue, [])
         if not live:
-            silent = f"none on {queue} was heard of for {silence.total_seconds():g} s"
+            silent = f"none on {queue} was heard of for {silence_of(interval).total_seconds():g} s"
             found.append(broken("workers", silent, f"start one: {command}"))
         elif not await _get_work(client, queue, set(live)):
             versions = ", ".join(sorted(set(live)))
