@@ -29,7 +29,6 @@ from workflows.tasks import CancelMode, GenerationInput
 PATIENCE: Final = timedelta(seconds=10)
 """No task is begun with after that; the client asks again."""
 _PARALLEL: Final = 8
-_LOOK_AGAIN_SECONDS: Final = 0.05
 _PLAN: Final = TypeAdapter(GenerationInput)
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -42,7 +41,6 @@ class BatchRemovals:
         client: of Temporal.
         batch_jobs, batches, jobs, removals: of this API.
         store: where items, reports and input images are.
-        stop_limit: how long a hard cancel may take before the batch is terminated.
         call_limit: for one call to Temporal.
     """
 
@@ -55,7 +53,6 @@ class BatchRemovals:
         jobs: Jobs,
         removals: Removals,
         store: ObjectStore,
-        stop_limit: timedelta,
         call_limit: timedelta,
     ) -> None:
         self._client = client
@@ -64,7 +61,6 @@ class BatchRemovals:
         self._jobs = jobs
         self._removals = removals
         self._store = store
-        self._stop_limit = stop_limit
         self._limit = call_limit
 
     async def remove(self, caller: Caller, batch_id: str) -> bool:
@@ -114,18 +110,13 @@ class BatchRemovals:
 
     async def _stopped(self, job: BatchJob) -> BatchJob:
         """The batch once its run is closed: by a hard cancel, else by force."""
-        batch_id, until = job.request.batch_id, time.monotonic() + self._stop_limit.total_seconds()
-        if not job.has_ended:
-            await self._batch_jobs.cancel(batch_id, CancelMode.HARD)
-        while job.closed_at is None and (left := until - time.monotonic()) > 0:
-            await self._jobs.wait_closed(batch_id, timedelta(seconds=left))
-            job = await self._described(batch_id)
-            if job.closed_at is None:
-                await asyncio.sleep(min(left, _LOOK_AGAIN_SECONDS))
-        if job.closed_at is None:
-            await self._removals.terminate(batch_id)
-            job = await self._described(batch_id)
-        return job
+        batch_id = job.request.batch_id
+
+        async def cancel() -> None:
+            if not job.has_ended:
+                await self._batch_jobs.cancel(batch_id, CancelMode.HARD)
+
+        return await self._removals.until_closed(batch_id, job, cancel=cancel, described=self._described)
 
     async def _described(self, batch_id: str) -> BatchJob:
         job = await self._batch_jobs.describe(batch_id)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 from temporalio.api.common.v1 import WorkflowExecution
@@ -22,6 +22,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.artifacts import ArtifactRepository
 from activities.storage import ObjectStore, StoreUnavailableError
 from api.auth import Caller
+from api.batch_jobs import BatchJob
 from api.deliveries import Deliveries
 from api.jobs import Closing, Job, Jobs
 from api.problems import StorageUnavailableError, TaskNotFoundError, TemporalUnavailableError
@@ -40,6 +41,8 @@ _LOOK_AGAIN_SECONDS: Final = 0.05
 _TERMINATE_REASON: Final = "deleted by its owner"
 
 _log = structlog.stdlib.get_logger(__name__)
+
+_Closable = TypeVar("_Closable", Job, BatchJob)
 
 _Run = tuple[str, str]
 """Workflow id and run id. Always both: the same request sent again may start a new run under the same id."""
@@ -113,21 +116,43 @@ class Removals:
 
     async def _stopped(self, job: Job) -> Job:
         """The job once it is closed: by a hard cancel, else by force."""
-        task_id, until = job.request.task_id, time.monotonic() + self._stop_limit.total_seconds()
-        if job.closing is None and not job.cancel_sent:
-            await self._jobs.cancel(task_id)
-        while job.closing is None and (left := until - time.monotonic()) > 0:
-            await self._jobs.wait_closed(task_id, timedelta(seconds=left))
-            job = await self._described(task_id)
-            if job.closing is None:
-                await asyncio.sleep(min(left, _LOOK_AGAIN_SECONDS))
-        if job.closing is None:
-            await self.terminate(task_id)
-            job = await self._described(task_id)
-        return job
+        task_id = job.request.task_id
 
-    async def terminate(self, workflow_id: str) -> None:
-        """End a run by force."""
+        async def cancel() -> None:
+            if job.closing is None and not job.cancel_sent:
+                await self._jobs.cancel(task_id)
+
+        return await self.until_closed(task_id, job, cancel=cancel, described=self._described)
+
+    async def until_closed(
+        self,
+        workflow_id: str,
+        run: _Closable,
+        *,
+        cancel: Callable[[], Awaitable[None]],
+        described: Callable[[str], Awaitable[_Closable]],
+    ) -> _Closable:
+        """A run once it is closed: by its own answer to `cancel`, or by force after the stop limit.
+
+        Args:
+            workflow_id: its id.
+            run: as it was described last.
+            cancel: asks it to end.
+            described: describes it again.
+        """
+        until = time.monotonic() + self._stop_limit.total_seconds()
+        await cancel()
+        while run.closed_at is None and (left := until - time.monotonic()) > 0:
+            await self._jobs.wait_closed(workflow_id, timedelta(seconds=left))
+            run = await described(workflow_id)
+            if run.closed_at is None:
+                await asyncio.sleep(min(left, _LOOK_AGAIN_SECONDS))
+        if run.closed_at is None:
+            await self._terminate(workflow_id)
+            run = await described(workflow_id)
+        return run
+
+    async def _terminate(self, workflow_id: str) -> None:
         handle = self._client.get_workflow_handle(workflow_id)
         with suppress(RPCError):  # NOT_FOUND: closed in the same moment
             await bounded(partial(handle.terminate, reason=_TERMINATE_REASON), limit=self._limit)

@@ -183,7 +183,6 @@ def build_gateway(
             jobs=jobs,
             removals=removals,
             store=store,
-            stop_limit=stop_limit,
             call_limit=call_limit,
         ),
         actions=Actions(jobs=jobs, readings=readings),
