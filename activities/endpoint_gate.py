@@ -27,11 +27,17 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakerRule:
-    """Open after `failures` in a row, for `open_seconds` doubling to `max_open_seconds`; then one probe."""
+    """Open after `failures` in a row, for `open_seconds` doubling to `max_open_seconds`; then one probe.
+
+    Whoever is sent away meanwhile gets a turn of their own: not before `open_seconds`, `returns_per_second` of them,
+    and all within `max_open_seconds`, however many they are.
+    """
 
     failures: int = 5
     open_seconds: float = 30.0
     max_open_seconds: float = 300.0
+    returns_per_second: float = 10.0
+    """Each return costs the server two workflow tasks and an activity, which healthy endpoints wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,8 @@ class _State:
     opened_at: float = 0.0
     """When the breaker opened for the first of these times."""
     probing: bool = False
+    last_turn: float = 0.0
+    """When the last of those sent away comes again."""
 
 
 class EndpointGate:
@@ -114,8 +122,16 @@ class EndpointGate:
             return None
         remaining = state.open_until - self._clock()
         if remaining > 0 or state.probing:
-            return Refusal(error=DeliveryError.BREAKER_OPEN, retry_in=max(remaining, self._breaker.open_seconds))
+            return Refusal(error=DeliveryError.BREAKER_OPEN, retry_in=self._turn(state, remaining))
         return None
+
+    def _turn(self, state: _State, remaining: float) -> float:
+        """Seconds until the next free turn at an endpoint whose breaker is open for `remaining` more seconds."""
+        now, rule = self._clock(), self._breaker
+        in_line = min(state.last_turn + 1.0 / rule.returns_per_second - now, rule.max_open_seconds)
+        wait = max(remaining, rule.open_seconds, in_line)
+        state.last_turn = now + wait
+        return wait
 
     def enter(self, endpoint: Endpoint, concurrency: int) -> Permit | Refusal:
         """Take a place for one request, or hear when to come again."""

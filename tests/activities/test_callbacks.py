@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from hashlib import sha256
+from itertools import pairwise
 
 import pytest
 from standardwebhooks.webhooks import WebhookVerificationError
@@ -397,6 +398,21 @@ class TestEndpointGate:
         refusal = gate.refusal(endpoint())
         assert refusal is not None
         assert refusal.retry_in == 30
+
+    def test_those_sent_away_come_again_one_after_the_other(self) -> None:
+        gate = EndpointGate(clock=Clock(), breaker=BreakerRule(returns_per_second=10))
+        fail(gate, endpoint(), 5)
+        refusals = [gate.refusal(endpoint()) for _ in range(1_000)]
+        turns = [refusal.retry_in for refusal in refusals if refusal is not None and refusal.retry_in is not None]
+        assert turns[0] == 30
+        assert turns[999] == pytest.approx(30 + 999 / 10)
+        assert max(later - earlier for earlier, later in pairwise(turns)) == pytest.approx(0.1)
+
+    def test_the_longest_line_comes_again_within_the_longest_open_time(self) -> None:
+        gate = EndpointGate(clock=Clock())
+        fail(gate, endpoint(), 5)
+        refusals = [gate.refusal(endpoint()) for _ in range(10_000)]
+        assert max(refusal.retry_in or 0.0 for refusal in refusals if refusal is not None) == 300
 
     def test_probe_that_learnt_nothing_leaves_the_next_one_its_turn(self) -> None:
         clock = Clock()
