@@ -12,6 +12,7 @@ from api import admission_client
 from api.admission_client import Grant
 from api.auth import Caller
 from api.control_pulse import ControlPulse
+from api.open_admissions import OpenAdmissions
 from api.problems import TemporalUnavailableError
 from api.queue_statistics import Queues
 from workers.keys import Scope
@@ -69,6 +70,7 @@ class TierAdmission:
         self._settings = settings
         self._queues = queues
         self._pulse = ControlPulse(client)
+        self._running = OpenAdmissions()
 
     async def admit(self, caller: Caller, request: GenerationInput) -> Grant:
         """Take the places for a task; asked again for the same task, the same places.
@@ -89,6 +91,7 @@ class TierAdmission:
                 estimated_gpu_seconds=await self._estimate(tier, request.pool),
                 timeout=ADMIT_WITHIN,
                 pulse=self._pulse,
+                running=self._running,
             )
         except RPCError as error:
             raise TemporalUnavailableError from error

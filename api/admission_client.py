@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 from uuid import uuid4
 
 from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
-    WorkflowExecutionDescription,
-    WorkflowExecutionStatus,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
@@ -30,6 +28,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.control_pulse import ControlPulse
+from api.open_admissions import OpenAdmissions
 from api.problems import (
     AdmissionUnavailableError,
     GatewayError,
@@ -37,15 +36,14 @@ from api.problems import (
     RateLimitedError,
     TooManyPendingTasksError,
 )
+from api.stale_places import stale_places
 from workflows.admission import AdmissionWorkflow
-from workflows.naming import CONTROL_QUEUE, MEMO_RECORD, admission_id, tenant_admission_id, user_hash
+from workflows.naming import CONTROL_QUEUE, admission_id, tenant_admission_id, user_hash
 from workflows.quotas import (
     AdmissionInput,
     AdmitRequest,
-    HeldPlace,
     Refusal,
     RefusalReason,
-    StalePlace,
     TierLimits,
 )
 from workflows.tasks import AdmissionPlace, User
@@ -58,11 +56,6 @@ READY_WITHIN: Final = timedelta(seconds=5)
 """How long a fresh admission may take to list the running tasks."""
 WITHDRAW_TIMEOUT: Final = timedelta(seconds=0.4)
 """Kept back from the admit timeout, so that giving up leaves no place behind."""
-UNSTARTED_AFTER: Final = timedelta(seconds=60)
-"""A place whose task does not exist is stale after this long: its submission is over."""
-MAX_CHECKED_PLACES: Final = 32
-"""Oldest first: a leaked place grows old, so it is looked at sooner or later."""
-
 _PASSING: Final = frozenset(
     {
         RPCStatusCode.FAILED_PRECONDITION,
@@ -87,13 +80,6 @@ class Grant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Charged:
-    """What the record of a task and that of a batch have in common."""
-
-    gpu_seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Level:
     """One admission that a submission has to pass."""
 
@@ -104,6 +90,20 @@ class _Level:
     @property
     def of_tenant(self) -> bool:
         return not self.user_hash
+
+
+@dataclass(frozen=True)
+class _Door:
+    """Where admits go through."""
+
+    client: Client
+    pulse: ControlPulse
+    running: OpenAdmissions
+
+    def heard(self, level: _Level) -> None:
+        """A control worker has answered for this admission."""
+        self.pulse.heard()
+        self.running.note(level.admission_id)
 
 
 class _RefusedOnceError(Exception):
@@ -124,6 +124,7 @@ async def admit(
     estimated_gpu_seconds: float = 0.0,
     timeout: timedelta = ADMIT_TIMEOUT,
     pulse: ControlPulse | None = None,
+    running: OpenAdmissions | None = None,
 ) -> Grant:
     """Get a place for a task from its user and, with `tenant_limits`, from the tenant above.
 
@@ -136,21 +137,24 @@ async def admit(
         QuotaExhaustedError: the allowance is used up.
         AdmissionUnavailableError: no answer within `timeout`, or within `ADMIT_AT_MOST` while control workers are at
             work; `pulse` tells.
+
+    `running` remembers which admissions can be asked without starting them.
     """
     levels = [_Level(admission_id=admission_id(user), user_hash=user_hash(user), limits=limits)]
     if tenant_limits is not None:
         levels.append(_Level(admission_id=tenant_admission_id(user.tenant), user_hash="", limits=tenant_limits))
-    claim, pulse = uuid4().hex, pulse or ControlPulse(client)
+    claim = uuid4().hex
+    door = _Door(client, pulse or ControlPulse(client), running if running is not None else OpenAdmissions())
     places: list[AdmissionPlace] = []
     asked: list[str] = []
     try:
-        async with pulse.limit(at_least=timeout - WITHDRAW_TIMEOUT, at_most=ADMIT_AT_MOST - WITHDRAW_TIMEOUT):
+        async with door.pulse.limit(at_least=timeout - WITHDRAW_TIMEOUT, at_most=ADMIT_AT_MOST - WITHDRAW_TIMEOUT):
             for level in levels:
                 asked.append(level.admission_id)
                 request = AdmitRequest(
                     task_id=task_id, claim=claim, limits=level.limits, estimated_gpu_seconds=estimated_gpu_seconds
                 )
-                places.append(await _admit(client, level, request, pulse))
+                places.append(await _admit(door, level, request))
     except GatewayError:
         # Refused: only the levels before hold something, and a refusal must not leave an event behind.
         await _withdraw(client, asked[: len(places)], task_id, claim)
@@ -173,18 +177,18 @@ async def withdraw(client: Client, grant: Grant) -> None:
     await _withdraw(client, [place.admission_id for place in grant.places], grant.task_id, grant.claim)
 
 
-async def _admit(client: Client, level: _Level, request: AdmitRequest, pulse: ControlPulse) -> AdmissionPlace:
+async def _admit(door: _Door, level: _Level, request: AdmitRequest) -> AdmissionPlace:
     """Admit; on a refusal look once whether the places are really held."""
     try:
         try:
-            return await _ask(client, level, request, pulse)
+            return await _ask(door, level, request)
         except _RefusedOnceError as refused:
             if refused.refusal.reason not in _HEALABLE:
                 raise
-            stale = await _stale_places(client, refused.refusal)
+            stale = await stale_places(door.client, refused.refusal)
             if not stale:
                 raise
-            return await _ask(client, level, replace(request, stale=stale), pulse)
+            return await _ask(door, level, replace(request, stale=stale))
     except _RefusedOnceError as refused:
         raise _problem(level, refused.refusal) from None
 
@@ -214,17 +218,17 @@ def _problem(level: _Level, refusal: Refusal) -> GatewayError:
             return AdmissionUnavailableError()
 
 
-async def _ask(client: Client, level: _Level, request: AdmitRequest, pulse: ControlPulse) -> AdmissionPlace:
+async def _ask(door: _Door, level: _Level, request: AdmitRequest) -> AdmissionPlace:
     """Send one admit until it is answered; the caller's time limit is the only end."""
     update_id = f"{request.claim}-{'heal' if request.stale else 'admit'}"
     delay, not_ready, ready_until = 0.02, 0, time.monotonic() + READY_WITHIN.total_seconds()
     while True:
         try:
-            place = await _send(client, level, request, f"{update_id}-{not_ready}" if not_ready else update_id)
+            place = await _send(door, level, request, f"{update_id}-{not_ready}" if not_ready else update_id)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError) and cause.type in RefusalReason.__members__:
-                pulse.heard()
+                door.heard(level)
                 if cause.type == RefusalReason.NOT_READY and time.monotonic() < ready_until:
                     # Asked again under another id: the answer to this one stays what it was.
                     not_ready += 1
@@ -237,13 +241,26 @@ async def _ask(client: Client, level: _Level, request: AdmitRequest, pulse: Cont
             if error.status not in _PASSING:
                 raise
         else:
-            pulse.heard()
+            door.heard(level)
             return place
         await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries, guards nothing
         delay = min(delay * 2, 0.5)
 
 
-async def _send(client: Client, level: _Level, request: AdmitRequest, update_id: str) -> AdmissionPlace:
+async def _send(door: _Door, level: _Level, request: AdmitRequest, update_id: str) -> AdmissionPlace:
+    with _cancellation_kept():
+        if level.admission_id in door.running:
+            handle = door.client.get_workflow_handle(level.admission_id)
+            try:
+                return await handle.execute_update(AdmissionWorkflow.admit, request, id=update_id)
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+                door.running.forget(level.admission_id)
+        return await _send_with_start(door.client, level, request, update_id)
+
+
+async def _send_with_start(client: Client, level: _Level, request: AdmitRequest, update_id: str) -> AdmissionPlace:
     start = WithStartWorkflowOperation(
         AdmissionWorkflow.run,
         AdmissionInput(user_hash=level.user_hash),
@@ -258,41 +275,23 @@ async def _send(client: Client, level: _Level, request: AdmitRequest, update_id:
         return await client.execute_update_with_start_workflow(
             AdmissionWorkflow.admit, request, start_workflow_operation=start, id=update_id
         )
-    except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError) as error:
+    except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError):
         # The SDK keeps the same error for whoever asks for the handle and logs it if nobody does.
         with suppress(Exception, asyncio.CancelledError):
             await start.workflow_handle()
-        if isinstance(error, WorkflowUpdateRPCTimeoutOrCancelledError):
-            # It hides the cancellation that our time limit and our caller rely on.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError from error
-            raise RPCError(str(error), RPCStatusCode.UNAVAILABLE, b"") from error
         raise
 
 
-async def _stale_places(client: Client, refusal: Refusal) -> tuple[StalePlace, ...]:
-    """Those of the oldest held places whose task is over, or was never started."""
-    checked = refusal.held[:MAX_CHECKED_PLACES]
-    found = await asyncio.gather(*(_stale(client, place, refusal.refused_at) for place in checked))
-    return tuple(place for place in found if place is not None)
-
-
-async def _stale(client: Client, place: HeldPlace, at: datetime) -> StalePlace | None:
+@contextmanager
+def _cancellation_kept() -> Iterator[None]:
+    """The SDK hides the cancellation that our time limit and our caller rely on in an error of its own."""
     try:
-        task = await client.get_workflow_handle(place.task_id).describe()
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND and at - place.admitted_at > UNSTARTED_AFTER:
-            return StalePlace(task_id=place.task_id, token=place.token, ran=False)
-        # Unsure: the place counts.
-        return None
-    if task.status is WorkflowExecutionStatus.RUNNING:
-        return None
-    return StalePlace(task_id=place.task_id, token=place.token, gpu_seconds=await _gpu_seconds(task))
-
-
-async def _gpu_seconds(task: WorkflowExecutionDescription) -> float:
-    return (await task.memo_value(MEMO_RECORD, _Charged(), type_hint=_Charged)).gpu_seconds
+        yield
+    except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError from error
+        raise RPCError(str(error), RPCStatusCode.UNAVAILABLE, b"") from error
 
 
 async def _withdraw(client: Client, admissions: Sequence[str], task_id: str, claim: str) -> None:

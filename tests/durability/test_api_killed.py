@@ -15,7 +15,7 @@ import pytest_asyncio
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.testing import WorkflowEnvironment
 
-import api.admission_client
+import api.stale_places
 from api.admission_client import admit
 from api.problems import TooManyPendingTasksError
 from api.quota import read_usage
@@ -155,7 +155,7 @@ async def test_nothing_accepted_is_lost_and_the_quotas_count_right(
 
     # A submission that died between its place and its task holds it until somebody needs it; then it is found stale
     # by its age. Here that age is nothing, so that the test need not wait a minute.
-    monkeypatch.setattr(api.admission_client, "UNSTARTED_AFTER", type(api.admission_client.UNSTARTED_AFTER)(0))
+    monkeypatch.setattr(api.stale_places, "UNSTARTED_AFTER", type(api.stale_places.UNSTARTED_AFTER)(0))
     leaked = 0
     for number in range(USERS):
         user = User(tenant="acme", end_user=f"user-{number}")

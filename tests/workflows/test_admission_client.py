@@ -15,6 +15,7 @@ from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker
 
 from api.admission_client import Grant, admit, withdraw
+from api.open_admissions import FRESH_SECONDS, OpenAdmissions
 from api.problems import GatewayError, ProblemCode, RateLimitedError, TooManyPendingTasksError
 from api.quota import read_usage
 from tests.workflows.admissions import (
@@ -28,7 +29,7 @@ from tests.workflows.admissions import (
     until_visible,
 )
 from workers.codec import CodecKey, EncryptionCodec, data_converter
-from workflows.naming import tenant_admission_id
+from workflows.naming import admission_id, tenant_admission_id
 from workflows.quotas import Allowance, TierLimits
 from workflows.tasks import User
 
@@ -135,6 +136,36 @@ class TestHealing:
         assert await held_by(encrypted, user) == {task_id}
         await withdraw(encrypted, second)
         assert await held_by(encrypted, user) == set()
+
+    async def test_an_admission_that_answered_is_asked_without_starting_it_and_a_closed_one_starts_again(
+        self, encrypted: Client
+    ) -> None:
+        user, running = new_user(), OpenAdmissions()
+        await admit(encrypted, user, task_id=new_task(), limits=WIDE, running=running)
+        assert admission_id(user) in running
+        again = await admit(encrypted, user, task_id=new_task(), limits=WIDE, running=running)
+        before = (await handle_of(encrypted, user).describe()).run_id
+        await handle_of(encrypted, user).terminate()
+        after_close = await admit(encrypted, user, task_id=new_task(), limits=WIDE, running=running)
+        assert (await handle_of(encrypted, user).describe()).run_id != before
+        assert await held_by(encrypted, user) == {after_close.task_id}
+        assert again.places != after_close.places
+
+    async def test_a_refusal_of_an_admission_that_is_asked_directly_is_the_same(self, encrypted: Client) -> None:
+        user, running, limits = new_user(), OpenAdmissions(), TierLimits(max_pending=1)
+        await admit(encrypted, user, task_id=new_task(), limits=limits, running=running)
+        for _ in range(2):
+            with pytest.raises(TooManyPendingTasksError):
+                await admit(encrypted, user, task_id=new_task(), limits=limits, running=running)
+
+    def test_what_answered_long_ago_is_started_on_the_way(self) -> None:
+        now = 0.0
+        running = OpenAdmissions(clock=lambda: now)
+        running.note("a")
+        now = FRESH_SECONDS - 1
+        assert "a" in running
+        now = FRESH_SECONDS
+        assert "a" not in running
 
 
 class TestTenant:

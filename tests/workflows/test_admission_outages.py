@@ -10,7 +10,7 @@ from temporalio.client import Client, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-import api.admission_client
+import api.stale_places
 from api.admission_client import admit
 from api.problems import AdmissionUnavailableError, ControlUnavailableError, TooManyPendingTasksError
 from api.quota import read_usage, reset_quota
@@ -128,7 +128,7 @@ async def test_a_ghost_place_nobody_withdrew_is_healed_when_it_stands_in_the_way
         with pytest.raises(TooManyPendingTasksError) as full:
             await admit(client, user, task_id=new_task(), limits=limits)
         assert full.value.task_ids == ("ghost",)
-        monkeypatch.setattr(api.admission_client, "UNSTARTED_AFTER", timedelta(0))
+        monkeypatch.setattr(api.stale_places, "UNSTARTED_AFTER", timedelta(0))
         grant = await admit(client, user, task_id="real", limits=limits)
         assert [place.token for place in grant.places] == [grant.claim]
         assert await held_by(client, user) == {"real"}
