@@ -188,7 +188,7 @@ class Deliveries:
             CallbackWorkflow.run,
             given,
             id=workflow_id,
-            task_queue=naming.CONTROL_QUEUE,
+            task_queue=naming.CALLBACK_QUEUE,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             search_attributes=callback_attributes(user),

@@ -21,7 +21,7 @@ import httpx
 
 from api.cli_client import CLIENT_FILE, AccessFile
 from workers.codec import create_key_file
-from workers.devserver import DevServer, free_port
+from workers.devserver import ENVIRONMENT, DevServer, free_port
 from workers.errors import ConfigurationError
 from workers.keys import KeyRing, Scope
 from workers.keys_admin import create_key
@@ -101,7 +101,7 @@ async def running_stack(data_dir: Path, ports: Ports, supervisor: Supervisor) ->
         try:
             environment = _environment(settings)
             api_environment = {**environment, "REELGATE_CODEC_PATH_TOKEN": codec_token}
-            await supervisor.start(_program("temporal", server.command(), environment, level=0))
+            await supervisor.start(_program("temporal", server.command(), {**ENVIRONMENT, **environment}, level=0))
             await server.wait_until_ready(timeout=_READY_WITHIN)
             await server.prepare(retention=settings.retention)
             for name in ("control", "callback", "gpu"):

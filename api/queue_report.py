@@ -27,7 +27,7 @@ _CALL_LIMIT: Final = timedelta(seconds=1)
 _ACTIVITIES: Final = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
 _WORKFLOWS: Final = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
 _OTHER_QUEUES: Final = {
-    naming.CALLBACK_QUEUE: (_ACTIVITIES,),
+    naming.CALLBACK_QUEUE: (_WORKFLOWS, _ACTIVITIES),
     naming.CONTROL_QUEUE: (_WORKFLOWS, _ACTIVITIES),
 }
 """Queues beside the GPU pools', with the kinds of entries that they hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,12 +12,13 @@ from sse_starlette.sse import AppStatus
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import ENVIRONMENT, dynamic_config_args, temporal_binary
 from workers.registry import keep_workflows_compiled
 from workflows.naming import SEARCH_ATTRIBUTES
 
 
 def pytest_sessionstart() -> None:
+    os.environ.update({**ENVIRONMENT, **os.environ})
     keep_workflows_compiled()
 
 

@@ -1,4 +1,4 @@
-"""Series of a callback worker: its attempts, how late deliveries were, and the breakers that are open."""
+"""Series of a callback worker: callbacks that ended, attempts, how late deliveries were, and breakers that are open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from temporalio import activity
 
 from activities.endpoint_gate import EndpointGate
 from workflows.naming import callback_id
-from workflows.tasks import DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
+from workflows.tasks import CallbackRecord, CallbackStatus, DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
 
 ATTEMPT_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 DELAY_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21_600, 86_400)
@@ -23,7 +23,7 @@ _TERMINAL_EVENTS: Final = ("task.", "batch.")
 
 
 class CallbackMetrics:
-    """Hears of every attempt: `observe` is the hook of `CallbackDelivery`."""
+    """Hears of every attempt and of every end: `observe` is the hook of `CallbackDelivery`, `note` of `EndedRuns`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._attempts = Counter(
@@ -46,9 +46,19 @@ class CallbackMetrics:
             buckets=DELAY_BUCKETS,
             registry=registry,
         )
+        self._ended = Counter(
+            "reelgate_callbacks_ended", "Callbacks that were delivered or given up.", ["status"], registry=registry
+        )
+        # The first failure is an increase only if there was a zero before it.
+        for status in (CallbackStatus.SUCCEEDED, CallbackStatus.FAILED):
+            self._ended.labels(status)
         self._attempts.labels(DeliveryOutcome.DELIVERED, "")
         for attempts in ("first", "later"):
             self._delays.labels(attempts)
+
+    def note(self, record: CallbackRecord) -> None:
+        """Count a callback that ended."""
+        self._ended.labels(record.status).inc()
 
     def observe(self, delivery: DeliverCallbackInput, attempt: DeliveryAttempt) -> None:
         """Count an attempt. Called inside the activity that made it."""

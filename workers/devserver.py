@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -38,6 +39,8 @@ DYNAMIC_CONFIG: Final = (
     ("frontend.WorkerCommandsEnabled", "true"),
     ("system.enableCancelActivityWorkerCommand", "true"),
     ("frontend.enableCancelWorkerPollsOnShutdown", "true"),
+    # A callback worker gets the first attempt of a delivery with the answer to its workflow task.
+    ("system.enableActivityEagerExecution", "true"),
     # A burst of one user's submissions is a burst of updates of one admission: with the default of 10 in flight,
     # 100 parallel ones took 10.9 s instead of 0.5 s, which is past the limit of an admit.
     ("history.maxInFlightUpdates", "1000"),
@@ -51,6 +54,10 @@ DYNAMIC_CONFIG: Final = (
 
 SQLITE_PRAGMAS: Final = ("journal_mode=WAL", "synchronous=NORMAL")
 """Four times the throughput of the default file mode, and safe against a killed process."""
+
+ENVIRONMENT: Final = MappingProxyType({"GOGC": "400"})
+"""Environment of the server's process, where ours says nothing else. The server's heap is small and its garbage many:
+at Go's default of 100 it collects so often that each task costs it 10 to 15 % more CPU time."""
 
 _RPC_TIMEOUT: Final = timedelta(seconds=2)
 

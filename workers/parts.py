@@ -9,7 +9,10 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from temporalio.worker import CustomSlotSupplier, FixedSizeSlotSupplier, Interceptor, WorkerTuner
 
-CONTROL_WORKFLOW_SLOTS: Final = 20
+WORKFLOW_SLOTS: Final = 20
+"""Of a control or callback worker, for workflow tasks. Few: one process works on them one by one, so a task that it
+has taken ahead of its turn no longer yields to those that the queue would put first, among them the admits that people
+wait for."""
 
 
 def _alive() -> Mapping[str, object]:
@@ -41,9 +44,10 @@ def activity_slots(supplier: FixedSizeSlotSupplier | CustomSlotSupplier) -> Work
 
 
 def control_slots() -> WorkerTuner:
-    """Slots for a control worker.
+    """Slots for a control worker."""
+    return WorkerTuner.create_fixed(workflow_slots=WORKFLOW_SLOTS)
 
-    Few for workflow tasks: one process works on them one by one, so a task that it has taken ahead of its turn no
-    longer yields to those that the queue would put first, among them the admits that people wait for.
-    """
-    return WorkerTuner.create_fixed(workflow_slots=CONTROL_WORKFLOW_SLOTS)
+
+def callback_slots(attempts: int) -> WorkerTuner:
+    """Slots for a callback worker with so many delivery attempts at a time."""
+    return WorkerTuner.create_fixed(workflow_slots=WORKFLOW_SLOTS, activity_slots=attempts)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from temporalio.client import Client
-from temporalio.worker import FixedSizeSlotSupplier
 
 import workflows
 from activities.admission import AdmissionListings
@@ -29,13 +28,14 @@ from activities.retention import Retention, ensure_retention_schedule
 from activities.rollout import RolloutSteps
 from activities.storage import ObjectStore
 from workers.callback_metrics import CallbackMetrics, GateCollector
+from workers.ended_runs import EndedRuns
 from workers.errors import ConfigurationError
 from workers.keys import KeyRing
 from workers.links import links_from
 from workers.metrics import process_registry
-from workers.parts import Parts, activity_slots, control_slots
+from workers.parts import Parts, callback_slots, control_slots
 from workers.settings import Settings
-from workers.task_metrics import EndedRuns, TaskMetrics
+from workers.task_metrics import TaskMetrics
 from workflows.admission import AdmissionWorkflow
 from workflows.batch import BatchWorkflow
 from workflows.callback import CallbackWorkflow
@@ -47,15 +47,16 @@ from workflows.rollout import RolloutWorkflow
 if TYPE_CHECKING:
     from workers.tracing import Tracing
 
-WORKFLOWS: Final[Sequence[type]] = (
+CONTROL_WORKFLOWS: Final[Sequence[type]] = (
     GenerationWorkflow,
-    CallbackWorkflow,
     AdmissionWorkflow,
     BatchWorkflow,
     RetentionWorkflow,
     RolloutWorkflow,
 )
-"""Every workflow; all run on the control queue. The replay tests replay histories against these."""
+CALLBACK_WORKFLOWS: Final[Sequence[type]] = (CallbackWorkflow,)
+WORKFLOWS: Final[Sequence[type]] = (*CONTROL_WORKFLOWS, *CALLBACK_WORKFLOWS)
+"""Every workflow. The replay tests replay histories against these."""
 
 
 class WorkerKind(StrEnum):
@@ -153,7 +154,7 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
     keep_workflows_compiled()
     yield Parts(
         task_queue=CONTROL_QUEUE,
-        workflows=WORKFLOWS,
+        workflows=CONTROL_WORKFLOWS,
         tuner=control_slots(),
         activities=(
             artifacts.find_artifact,
@@ -170,7 +171,7 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
             rollout.settle_rollout,
         ),
         metrics=registry,
-        interceptors=(EndedRuns(TaskMetrics(registry).note),),
+        interceptors=(EndedRuns(task=TaskMetrics(registry).note),),
     )
 
 
@@ -178,6 +179,8 @@ async def _control_parts(settings: Settings, client: Client) -> AsyncIterator[Pa
 async def _callback_parts(settings: Settings, tracing: Tracing | None) -> AsyncIterator[Parts]:
     keys = key_ring(settings)
     registry = process_registry(WorkerKind.CALLBACK, settings)
+    metrics = CallbackMetrics(registry)
+    keep_workflows_compiled()
     async with guarded_client(settings) as client:
         delivery = CallbackDelivery(
             secrets=keys,
@@ -186,16 +189,18 @@ async def _callback_parts(settings: Settings, tracing: Tracing | None) -> AsyncI
             client=client,
             concurrency=settings.callback_endpoint_concurrency,
             total_timeout=settings.callback_timeout_seconds,
-            observe=CallbackMetrics(registry).observe,
+            observe=metrics.observe,
             request_out=tracing.request_out if tracing is not None else None,
         )
         registry.register(GateCollector(delivery.gate))
         try:
             yield Parts(
                 task_queue=CALLBACK_QUEUE,
+                workflows=CALLBACK_WORKFLOWS,
                 activities=(delivery.deliver_callback,),
-                tuner=activity_slots(FixedSizeSlotSupplier(settings.callback_slots)),
+                tuner=callback_slots(settings.callback_slots),
                 metrics=registry,
+                interceptors=(EndedRuns(callback=metrics.note),),
             )
         finally:
             await delivery.aclose()

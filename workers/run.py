@@ -89,7 +89,9 @@ def make_worker(kind: WorkerKind, settings: Settings, client: Client, parts: Par
         max_heartbeat_throttle_interval=MAX_HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=MAX_HEARTBEAT_THROTTLE,
         graceful_shutdown_timeout=timedelta(seconds=settings.worker_drain_seconds),
-        disable_eager_activity_execution=True,
+        # Only callback workers run activities of their own workflows: the server hands them over with the answer to the
+        # workflow task, which saves a delivery the way through its queue.
+        disable_eager_activity_execution=kind is not WorkerKind.CALLBACK,
         deployment_config=deployment_of(kind, settings),
     )
 

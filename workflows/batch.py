@@ -256,7 +256,7 @@ class BatchWorkflow:
                 CallbackWorkflow.run,
                 batch_callback_input(given, target, record),
                 id=naming.callback_id(given.batch_id),
-                task_queue=naming.CONTROL_QUEUE,
+                task_queue=naming.CALLBACK_QUEUE,
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
                 cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,

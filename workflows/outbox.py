@@ -87,7 +87,7 @@ async def start_callback(plan: GenerationInput, target: CallbackTarget, record: 
             CallbackWorkflow.run,
             callback_input(plan, target, record),
             id=naming.callback_id(record.task_id),
-            task_queue=naming.CONTROL_QUEUE,
+            task_queue=naming.CALLBACK_QUEUE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             cancellation_type=workflow.ChildWorkflowCancellationType.ABANDON,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,

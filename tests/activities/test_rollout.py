@@ -18,7 +18,6 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 from activities.deployments import DeploymentError, WorkerDeployment
 from activities.rollout import RolloutSteps, tally_of
 from tests.workflows.jobs import Act, ScriptedGeneration, fail, hang, plan, start_job, status_of, succeed
-from workflows.callback import CallbackWorkflow
 from workflows.canary_rule import CanaryRule, Tally
 from workflows.failures import FailureCode
 from workflows.generation import GenerationWorkflow
@@ -144,7 +143,7 @@ def pool() -> str:
 async def test_ended_tasks_of_the_pool_are_counted_once_and_the_last_moments_left_out(
     client: Client, pool: str
 ) -> None:
-    control = Worker(client, task_queue=CONTROL_QUEUE, workflows=[GenerationWorkflow, CallbackWorkflow])
+    control = Worker(client, task_queue=CONTROL_QUEUE, workflows=[GenerationWorkflow])
     acts = (succeed(), fail(F.INVALID_OUTPUT), fail(F.VALIDATION_FAILED), succeed())
     async with control, pool_worker(client, pool, *acts), pool_worker(client, f"{pool}-b", succeed()):
         for _ in acts:
@@ -168,7 +167,7 @@ async def test_ended_tasks_of_the_pool_are_counted_once_and_the_last_moments_lef
 
 
 async def test_attempts_that_run_too_long_and_tasks_that_fail_too_long_are_overdue(client: Client, pool: str) -> None:
-    control = Worker(client, task_queue=CONTROL_QUEUE, workflows=[GenerationWorkflow, CallbackWorkflow])
+    control = Worker(client, task_queue=CONTROL_QUEUE, workflows=[GenerationWorkflow])
     async with control, pool_worker(client, pool, hang()), pool_worker(client, f"{pool}-b", fail(F.INFERENCE_FAILED)):
         hanging, waiting = job(pool), job(pool)
         for given in (hanging, waiting):

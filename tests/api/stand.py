@@ -31,6 +31,7 @@ from activities.storage import ObjectStore
 from activities.video import EncodedClip
 from api.admission import Admission
 from api.app import create_app
+from tests.workflows.jobs import callback_worker
 from workers.codec import create_key_file
 from workers.connection import connect
 from workers.keys import CHECK_INTERVAL_SECONDS, Scope
@@ -42,7 +43,6 @@ from workers.web_server import listen
 from workflows import naming
 from workflows.admission import AdmissionWorkflow
 from workflows.batch import BatchWorkflow
-from workflows.callback import CallbackWorkflow
 from workflows.contracts import DELIVER_CALLBACK, GENERATE_CLIP, CallbackActivities, GenerationActivities
 from workflows.failures import FailureCode
 from workflows.generation import GenerationWorkflow
@@ -284,7 +284,7 @@ class Stand:
         async with Worker(
             self.client,
             task_queue=naming.CONTROL_QUEUE,
-            workflows=[GenerationWorkflow, CallbackWorkflow, AdmissionWorkflow, BatchWorkflow],
+            workflows=[GenerationWorkflow, AdmissionWorkflow, BatchWorkflow],
             activities=[
                 artifacts.find_artifact,
                 artifacts.remove_artifacts,
@@ -313,7 +313,7 @@ class Stand:
             max_heartbeat_throttle_interval=timedelta(seconds=0.2),
         )
         sender = delivery or PlayedDelivery()
-        callbacks = Worker(client, task_queue=naming.CALLBACK_QUEUE, activities=[sender.deliver_callback])
+        callbacks = callback_worker(client, sender)
         async with generation, callbacks:
             try:
                 yield played

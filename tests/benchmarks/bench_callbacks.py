@@ -147,7 +147,7 @@ async def deliver(client: Client, url: str, number: int) -> float:
     )
     began = datetime.now(UTC)
     record = await client.execute_workflow(
-        CallbackWorkflow.run, given, id=naming.callback_id(task_id), task_queue=naming.CONTROL_QUEUE
+        CallbackWorkflow.run, given, id=naming.callback_id(task_id), task_queue=naming.CALLBACK_QUEUE
     )
     last = record.attempts[-1]
     return (last.started_at - began).total_seconds() + last.duration_ms / 1_000

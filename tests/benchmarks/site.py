@@ -25,7 +25,7 @@ from tests.api.api_processes import ApiProcess, environment_of
 from tests.api.stand import api_settings, create_keys
 from tests.cli.stack import REELGATE, clean_environment
 from workers.connection import connect
-from workers.devserver import SQLITE_PRAGMAS, dynamic_config_args, free_port, temporal_binary
+from workers.devserver import ENVIRONMENT, SQLITE_PRAGMAS, dynamic_config_args, free_port, temporal_binary
 from workers.settings import Settings
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -92,6 +92,7 @@ async def bench_server(*, in_memory: bool = False) -> AsyncIterator[Server]:
     """Start it, with its state in a file as the product has it, or in memory where no figure depends on that."""
     logging.disable(logging.CRITICAL)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    os.environ.update({**ENVIRONMENT, **os.environ})
     metrics_port = free_port()
     with tempfile.TemporaryDirectory(prefix="reelgate-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

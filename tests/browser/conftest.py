@@ -15,6 +15,7 @@ from tests.api.conftest import running_stand
 from tests.api.stand import PlayedDelivery, Stand
 from tests.browser.chromium import Browser, Page, chromium, chromium_path
 from tests.browser.painting import PaintedGeneration
+from tests.workflows.jobs import callback_worker
 from workflows import naming
 
 
@@ -34,7 +35,7 @@ async def gallery(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sta
         )
         # As long as a real one, without a place to break it.
         played = PlayedDelivery(json.dumps({"type": "task.succeeded", "result_url": f"http://127.0.0.1/{'v' * 400}"}))
-        delivery = Worker(stand.client, task_queue=naming.CALLBACK_QUEUE, activities=[played.deliver_callback])
+        delivery = callback_worker(stand.client, played)
         async with generation, delivery:
             yield stand
 

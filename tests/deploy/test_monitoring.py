@@ -142,7 +142,7 @@ async def until_counted(access: Access) -> dict[str, str]:
             texts = await read_pages(access)
             if (
                 len(texts) == 4
-                and value_in(texts["control"], "reelgate_callbacks_ended_total", status="SUCCEEDED")
+                and value_in(texts["callback"], "reelgate_callbacks_ended_total", status="SUCCEEDED")
                 and value_in(texts["api"], "reelgate_queue_drain_seconds", queue="gpu-default") is not None
             ):
                 return texts

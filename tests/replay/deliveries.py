@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
-from temporalio.worker import Worker
 
 from tests.replay.runs import all_runs
+from tests.workflows.jobs import callback_worker
 from tests.workflows.outboxes import DELIVERED, REFUSED, Answer, Delivery, ScriptedDelivery, answer, start_delivery
 from workflows.callback import CallbackWorkflow
-from workflows.naming import CALLBACK_QUEUE, CONTROL_QUEUE
 from workflows.tasks import DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
 
 During = Callable[[ScriptedDelivery, Delivery], Awaitable[None]]
@@ -85,8 +84,7 @@ async def histories(client: Client, name: str) -> list[str]:
     """Run one branch; the histories of its runs, oldest first."""
     branch = {**BRANCHES, **LONG}[name]
     script = ScriptedDelivery(*branch.answers)
-    control = Worker(client, task_queue=CONTROL_QUEUE, workflows=[CallbackWorkflow])
-    async with control, Worker(client, task_queue=CALLBACK_QUEUE, activities=[script.deliver_callback]):
+    async with callback_worker(client, script):
         delivery = await start_delivery(client, schedule=branch.schedule)
         await branch.during(script, delivery)
         with contextlib.suppress(WorkflowFailureError):

@@ -10,8 +10,9 @@ from temporalio.worker import Replayer
 
 from tests.replay.deliveries import LONG
 from tests.replay.record import BRANCHES, HISTORIES, OTHERS
+from workers.ended_runs import EndedRuns
 from workers.registry import WORKFLOWS
-from workers.task_metrics import EndedRuns, TaskMetrics
+from workers.task_metrics import TaskMetrics
 from workers.tracing import Tracing
 
 FILES = sorted(HISTORIES.glob("*.json"))
@@ -27,7 +28,7 @@ async def test_a_stored_history_replays(name: str) -> None:
 @pytest.mark.parametrize("name", HISTORY_OF)
 async def test_a_stored_history_replays_with_metrics_and_traces_on(name: str) -> None:
     tracing = Tracing(InMemorySpanExporter(), process="test", version="1")
-    metrics = EndedRuns(TaskMetrics(CollectorRegistry()).note)
+    metrics = EndedRuns(task=TaskMetrics(CollectorRegistry()).note)
     replayer = Replayer(workflows=WORKFLOWS, interceptors=[tracing.interceptor, metrics])
     await replayer.replay_workflow(WorkflowHistory.from_json(name, HISTORY_OF[name]))
 

@@ -22,7 +22,7 @@ from workers.codec import create_key_file
 from workers.devserver import free_port
 from workers.keys_admin import create_key
 from workers.links import create_secret
-from workers.parts import CONTROL_WORKFLOW_SLOTS
+from workers.parts import WORKFLOW_SLOTS
 from workers.registry import WORKFLOWS, WorkerKind, parts_of
 from workers.run import worker_identity
 from workers.settings import Settings
@@ -185,19 +185,21 @@ async def test_every_workflow_and_activity_is_served_by_one_kind_of_worker(
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     names: list[str] = []
+    served: list[type] = []
     queues = []
     for kind in WorkerKind:
         async with parts_of(kind, settings, temporal.client) as parts:
             queues.append(parts.task_queue)
             names += [getattr(activity, "__temporal_activity_definition").name for activity in parts.activities]
-            assert bool(parts.workflows) == (kind is WorkerKind.CONTROL)
-            if kind is WorkerKind.CONTROL:
+            served += parts.workflows
+            if parts.workflows:
                 assert parts.tuner is not None
                 slots = parts.tuner._get_workflow_task_slot_supplier()
                 assert isinstance(slots, FixedSizeSlotSupplier)
-                assert slots.num_slots == CONTROL_WORKFLOW_SLOTS
+                assert slots.num_slots == WORKFLOW_SLOTS
     assert sorted(queues) == ["callback", "control", "gpu-default"]
-    assert len(WORKFLOWS) == len(set(WORKFLOWS))
+    assert len(served) == len(set(served))
+    assert set(served) == set(WORKFLOWS)
     declared = {value for name, value in vars(contracts).items() if name.isupper() and isinstance(value, str)}
     assert sorted(names) == sorted(declared)
 

@@ -15,8 +15,10 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.worker import Replayer
 
 from tests.workflows.jobs import Act, Stage, die, fail, hang, plan, stage, succeed
+from workers.callback_metrics import CallbackMetrics
+from workers.ended_runs import EndedRuns
 from workers.registry import WORKFLOWS
-from workers.task_metrics import EndedRuns, TaskMetrics, gpu_outcome
+from workers.task_metrics import TaskMetrics, gpu_outcome
 from workflows.failures import FailureCode
 from workflows.generation import GenerationWorkflow
 from workflows.states import TaskStatus
@@ -25,7 +27,7 @@ from workflows.tasks import AttemptRecord, GenerationInput, Limits, TaskRecord
 
 @dataclass
 class Counted:
-    """A control worker's series."""
+    """Series of a control and a callback worker."""
 
     registry: CollectorRegistry
 
@@ -54,7 +56,7 @@ async def counted_stage(
 ) -> AsyncIterator[tuple[Stage, Counted]]:
     """Workers of one job whose ends are counted."""
     registry = CollectorRegistry()
-    interceptor = EndedRuns(TaskMetrics(registry).note)
+    interceptor = EndedRuns(task=TaskMetrics(registry).note, callback=CallbackMetrics(registry).note)
     async with stage(client, job, *acts, interceptors=[interceptor], max_cached_workflows=cached) as scene:
         yield scene, Counted(registry)
 
@@ -136,7 +138,7 @@ async def test_a_worker_that_keeps_nothing_and_replays_each_time_counts_once(cli
         assert counted("reelgate_attempts_ended_total", outcome="WORKER_SHUTDOWN") == 1
         history = await handle.fetch_history()
     registry = CollectorRegistry()
-    replayer = Replayer(workflows=WORKFLOWS, interceptors=[EndedRuns(TaskMetrics(registry).note)])
+    replayer = Replayer(workflows=WORKFLOWS, interceptors=[EndedRuns(task=TaskMetrics(registry).note)])
     await replayer.replay_workflow(history)
     assert Counted(registry).tasks() == {}
 
@@ -156,15 +158,15 @@ def an_attempt(outcome: FailureCode | None, gpu_seconds: float) -> AttemptRecord
 
 def test_a_run_that_is_closed_again_after_a_refused_completion_is_not_counted_again() -> None:
     registry = CollectorRegistry()
-    metrics = TaskMetrics(registry)
+    runs = EndedRuns(task=TaskMetrics(registry).note)
     for run_id in ("run1", "run1", "run2"):
-        metrics.note(run_id, a_record())
+        runs.tell(run_id, a_record())
     assert Counted(registry).tasks() == {("SUCCEEDED", ""): 2}
 
 
 def test_gpu_seconds_of_attempts_that_the_record_left_out_count_as_failed() -> None:
     registry = CollectorRegistry()
-    TaskMetrics(registry).note("run1", a_record(attempts=(an_attempt(None, 2.0),), gpu_seconds=5.0))
+    TaskMetrics(registry).note(a_record(attempts=(an_attempt(None, 2.0),), gpu_seconds=5.0))
     counted = Counted(registry)
     assert counted("reelgate_gpu_seconds_total", outcome="useful") == 2.0
     assert counted("reelgate_gpu_seconds_total", outcome="failed") == 3.0

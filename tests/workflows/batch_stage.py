@@ -19,11 +19,18 @@ from temporalio.worker import Worker
 
 from activities.batches import BatchItems, items_body
 from activities.storage import ObjectStore
-from tests.workflows.jobs import PARAMETERS, RecordedArtifacts, RecordedDelivery, ScriptedGeneration, beating, plan
+from tests.workflows.jobs import (
+    PARAMETERS,
+    RecordedArtifacts,
+    RecordedDelivery,
+    ScriptedGeneration,
+    beating,
+    callback_worker,
+    plan,
+)
 from workflows import naming
 from workflows.batch import BatchWorkflow
 from workflows.batches import CONTENT_DIGITS, BatchInput, BatchRecord, item_content
-from workflows.callback import CallbackWorkflow
 from workflows.contracts import GENERATE_CLIP
 from workflows.failures import FailureCode
 from workflows.generation import GenerationWorkflow
@@ -152,7 +159,7 @@ async def batch_stage(client: Client, store: ObjectStore, *, cache: int = 1_000)
     control = Worker(
         client,
         task_queue=naming.CONTROL_QUEUE,
-        workflows=[BatchWorkflow, GenerationWorkflow, CallbackWorkflow],
+        workflows=[BatchWorkflow, GenerationWorkflow],
         activities=[
             items.run_batch_step,
             items.cancel_batch_items,
@@ -162,7 +169,7 @@ async def batch_stage(client: Client, store: ObjectStore, *, cache: int = 1_000)
         ],
         max_cached_workflows=cache,
     )
-    callback = Worker(client, task_queue=naming.CALLBACK_QUEUE, activities=[scene.delivery.deliver_callback])
+    callback = callback_worker(client, scene.delivery)
     gpu = Worker(
         client,
         task_queue=naming.gpu_queue(scene.pool),

@@ -303,8 +303,8 @@ async def start_job(client: Client, job: GenerationInput) -> WorkflowHandle[Gene
     )
 
 
-class ControlOptions(TypedDict, total=False):
-    """Options of the control worker that a test may set."""
+class WorkflowOptions(TypedDict, total=False):
+    """Options of the workers with workflows that a test may set."""
 
     interceptors: Sequence[Interceptor]
     max_cached_workflows: int
@@ -312,24 +312,35 @@ class ControlOptions(TypedDict, total=False):
 
 @asynccontextmanager
 async def stage(
-    client: Client, job: GenerationInput, *acts: Act, gpu: bool = True, **options: Unpack[ControlOptions]
+    client: Client, job: GenerationInput, *acts: Act, gpu: bool = True, **options: Unpack[WorkflowOptions]
 ) -> AsyncIterator[Stage]:
     """Run control, callback and (unless told otherwise) GPU workers for one job."""
     scene = Stage(client=client, generation=ScriptedGeneration(client, *acts))
     control = Worker(
         client,
         task_queue=naming.CONTROL_QUEUE,
-        workflows=[GenerationWorkflow, CallbackWorkflow],
+        workflows=[GenerationWorkflow],
         activities=[scene.artifacts.find_artifact, scene.artifacts.remove_artifacts],
         **options,
     )
-    callback = Worker(client, task_queue=naming.CALLBACK_QUEUE, activities=[scene.delivery.deliver_callback])
+    callback = callback_worker(client, scene.delivery, **options)
     async with control, callback:
         if not gpu:
             yield scene
             return
         async with gpu_worker(scene, job):
             yield scene
+
+
+def callback_worker(client: Client, delivery: CallbackActivities, **options: Unpack[WorkflowOptions]) -> Worker:
+    """A worker for callbacks."""
+    return Worker(
+        client,
+        task_queue=naming.CALLBACK_QUEUE,
+        workflows=[CallbackWorkflow],
+        activities=[delivery.deliver_callback],
+        **options,
+    )
 
 
 def gpu_worker(scene: Stage, job: GenerationInput) -> Worker:

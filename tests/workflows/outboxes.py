@@ -49,7 +49,7 @@ async def start_delivery(
             task_id=task_id, tenant="acme", url=url, webhook_id=task_id, event=event, schedule_seconds=schedule
         ),
         id=naming.callback_id(task_id),
-        task_queue=naming.CONTROL_QUEUE,
+        task_queue=naming.CALLBACK_QUEUE,
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
         search_attributes=TypedSearchAttributes(
             [SearchAttributePair(naming.CALLBACK_STATUS, CallbackStatus.PENDING.value)]
