@@ -37,8 +37,9 @@ from api.problems import (
     TemporalUnavailableError,
     ValidationFailedError,
 )
+from api.request_plan import CheckedRequest, RequestPlans
 from api.schemas import UNKEYED_FIELDS, Submit
-from api.submission import MAX_ROUNDS, CheckedRequest, Submissions
+from api.submission import MAX_ROUNDS
 from workers.settings import Settings
 from workflows import naming
 from workflows.batches import CONTENT_DIGITS, BatchInput, ItemState
@@ -92,7 +93,7 @@ class BatchSubmissions:
 
     Args:
         jobs: the batches there are.
-        submissions: checks items as it checks single requests.
+        plans: checks items as it checks single requests.
         admission: gives the place.
         backlog: keeps the queues bounded.
         store: where items and input images go.
@@ -104,7 +105,7 @@ class BatchSubmissions:
         self,
         *,
         jobs: BatchJobs,
-        submissions: Submissions,
+        plans: RequestPlans,
         admission: Admission,
         backlog: Backlog,
         store: ObjectStore,
@@ -112,7 +113,7 @@ class BatchSubmissions:
         settings: Settings,
     ) -> None:
         self._jobs = jobs
-        self._submissions = submissions
+        self._plans = plans
         self._admission = admission
         self._backlog = backlog
         self._store = store
@@ -204,7 +205,7 @@ class BatchSubmissions:
             if body.regenerate:
                 message = "a batch makes a clip of its own for each item; post it as another batch for other clips"
                 return [FieldError(field="regenerate", rule="not_in_batch", message=message)]
-            return await self._submissions.check(caller, body)
+            return await self._plans.check(caller, body)
         except ValidationError as error:
             return [field_error(entry) for entry in error.errors(include_url=False)]
         except ValidationFailedError as error:
@@ -227,7 +228,7 @@ class BatchSubmissions:
                 continue
             item_key = naming.batch_item_key(root_id, index, content)
             seed = naming.batch_item_seed(root_id, index, content)
-            plan = self._submissions.plan(caller, checked, item_key, seed=seed)
+            plan = self._plans.plan(caller, checked, item_key, seed=seed)
             plans.append(replace(plan, batch_id=batch_id, accepted_at=accepted_at))
         tier = self._settings.tier(caller.key.tier)
         return (

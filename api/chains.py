@@ -17,6 +17,8 @@ from workflows.tasks import User
 LONG: Final = 8
 """Links after which a chain is worth remembering."""
 MAX_REMEMBERED: Final = 10_000
+MAX_HEARD: Final = 50_000
+"""Keys; 8 MB."""
 
 
 class Chains:
@@ -25,6 +27,17 @@ class Chains:
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self._newest_ended: OrderedDict[str, str] = OrderedDict()
+        self._heard: OrderedDict[str, None] = OrderedDict()
+
+    def is_first_heard(self, user: User, key: str) -> bool:
+        """Whether this process hears of a key for the first time, as far as it remembers; from now on it does."""
+        first = naming.task_id(user, key)
+        known = first in self._heard
+        self._heard[first] = None
+        self._heard.move_to_end(first)
+        while len(self._heard) > MAX_HEARD:
+            self._heard.popitem(last=False)
+        return not known
 
     async def links(self, user: User, key: str) -> list[Job]:
         """The links that exist, oldest first; of a long chain the newest ones. Only the last can be open.

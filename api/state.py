@@ -39,6 +39,7 @@ from api.readings import Readings
 from api.redelivery import RangeRedelivery
 from api.redrive import RedriveRuns
 from api.removals import Removals
+from api.request_plan import RequestPlans
 from api.retries import Retries
 from api.roster import Roster
 from api.signature_check import SignatureCheck
@@ -128,19 +129,12 @@ def build_gateway(
     admission = CountedAdmission(admission or TierAdmission(client, settings=settings, queues=queues), count_admission)
     backlog = CountedBacklog(queues, max_backlog=settings.max_backlog, count=count_admission)
     intake = Intake(jobs=jobs, store=store, admission=admission, backlog=backlog)
-    submissions = Submissions(
-        jobs=jobs,
-        chains=chains,
-        catalogue=catalogue,
-        settings=settings,
-        egress=egress,
-        fetch_image=fetch_image,
-        intake=intake,
-    )
+    plans = RequestPlans(catalogue=catalogue, settings=settings, egress=egress, fetch_image=fetch_image)
+    submissions = Submissions(jobs=jobs, chains=chains, plans=plans, intake=intake)
     batch_jobs = BatchJobs(client, call_limit=call_limit)
     batch_submissions = BatchSubmissions(
         jobs=batch_jobs,
-        submissions=submissions,
+        plans=plans,
         admission=admission,
         backlog=backlog,
         store=store,

@@ -205,6 +205,34 @@ class TestPlaces:
                 while (await gates.stand.client.count_workflows(mine)).count != 3:
                     await asyncio.sleep(0.05)
 
+    async def test_a_repetition_at_a_process_that_never_saw_it_is_answered_whatever_the_limits(
+        self, gates: Gates
+    ) -> None:
+        async with gates.user() as user:
+            ended, *_ = [(await user.submit(f"hold {number}")).json() for number in range(3)]
+            gates.played.release(ended)
+            await until(user.http, ended["task_id"], status="SUCCEEDED")
+            await user.pending(2)
+            assert (await user.submit("hold the last place")).status_code == 202
+            before = await gates.events(user.user)
+            repeated = await user.submit("hold 0", door=1)
+            assert (repeated.status_code, repeated.json()["task_id"]) == (200, ended["task_id"])
+            assert await gates.events(user.user) == before
+
+    async def test_a_repetition_at_a_process_that_never_saw_it_keeps_no_place_and_no_token(self, gates: Gates) -> None:
+        async with gates.user("slow") as user:
+            ended = (await user.submit("hold this")).json()
+            gates.played.release(ended)
+            await until(user.http, ended["task_id"], status="SUCCEEDED")
+            await user.pending(0)
+            repeated = await user.submit("hold this", door=1)
+            assert (repeated.status_code, repeated.json()["task_id"]) == (200, ended["task_id"])
+            await user.pending(0)
+            assert 1 <= (await user.usage())["submissions"]["available"] < 2
+            before = await gates.events(user.user)
+            assert (await user.submit("hold this", door=1)).status_code == 200
+            assert await gates.events(user.user) == before
+
     async def test_a_task_terminated_by_an_operator_frees_its_place_when_it_is_wanted(self, gates: Gates) -> None:
         async with gates.user() as user:
             tasks = accepted(await user.submit_all([f"hold {number}" for number in range(3)]))
