@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from enum import StrEnum
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,7 +23,7 @@ from api import cli_actions, cli_doctor, cli_redrive, cli_views
 from api.cli_batches import app as batch_app
 from api.cli_callbacks import app as callbacks_app
 from api.cli_deploy import app as deploy_app
-from api.cli_output import EXIT_CONFIGURATION, EXIT_INTERRUPTED, CommandError, complain, out
+from api.cli_output import EXIT_CONFIGURATION, EXIT_INTERRUPTED, CommandError, complain, leave, out
 from workers.errors import ConfigurationError
 
 app = typer.Typer(
@@ -90,6 +91,16 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
+def _run_program(program: Callable[[], int]) -> NoReturn:
+    """Run what holds connections of the SDK, and end the process with its exit code."""
+    try:
+        code = program()
+    except ConfigurationError as error:
+        complain(str(error))
+        code = EXIT_CONFIGURATION
+    leave(code)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -108,7 +119,9 @@ def dev(
     """Run everything on this machine: Temporal, API and workers. Ctrl-C stops it in order."""
     from api.cli_dev import run_dev
 
-    raise typer.Exit(asyncio.run(run_dev(data_dir=data_dir, port=port, temporal_port=temporal_port, ui_port=ui_port)))
+    _run_program(
+        lambda: asyncio.run(run_dev(data_dir=data_dir, port=port, temporal_port=temporal_port, ui_port=ui_port))
+    )
 
 
 @app.command(hidden=True)
@@ -129,7 +142,7 @@ def api() -> None:
     from api.cli_run import run_api
     from workers.settings import load_settings
 
-    raise typer.Exit(run_api(load_settings()))
+    _run_program(lambda: run_api(load_settings()))
 
 
 def _run_worker(kind: str, **changes: object) -> None:
@@ -138,7 +151,7 @@ def _run_worker(kind: str, **changes: object) -> None:
     from workers.settings import load_settings
 
     settings = load_settings(**{name: value for name, value in changes.items() if value is not None})
-    raise typer.Exit(asyncio.run(run_worker(WorkerKind(kind), settings)))
+    _run_program(lambda: asyncio.run(run_worker(WorkerKind(kind), settings)))
 
 
 @worker_app.command()

@@ -8,13 +8,11 @@ Each command imports its own world when it runs; `cli` adds them to the command 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api.cli_output import out
+from api.cli_output import leave, out
 
 if TYPE_CHECKING:
     from api.timeline_schemas import TaskTimeline, TimelineAttempt
@@ -67,10 +65,7 @@ def replay(task_id: str) -> None:
     from workers.settings import load_settings
 
     code = asyncio.run(replay_task(load_settings(), task_id))
-    # The SDK's runtime can abort while the interpreter winds up; the exit code is this command's answer.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 def _show(found: TaskTimeline) -> None:

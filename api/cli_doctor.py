@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from api.cli_output import EXIT_BROKEN, out
+from api.cli_output import EXIT_BROKEN, leave, out
 
 _STYLES: Final = {"ok": "green", "look": "yellow", "broken": "bold red"}
 
@@ -20,8 +20,6 @@ def doctor(
 ) -> None:
     """Look at everything a deployment needs, from this machine with its settings. Exit code 1: something is broken."""
     import logging
-    import os
-    import sys
 
     from api.doctor.examination import examine, is_well
     from api.doctor.findings import broken
@@ -43,6 +41,4 @@ def doctor(
             out.print(f"{finding.state:<6}", style=_STYLES[finding.state], end="  ")
             remedy = f" -- {finding.remedy}" if finding.remedy else ""
             out.print(f"{finding.name:<{width}}  {finding.detail}{remedy}", markup=False)
-    # The SDK's runtime can abort while the interpreter winds up; the exit code is this command's answer.
-    sys.stdout.flush()
-    os._exit(0 if well else EXIT_BROKEN)
+    leave(0 if well else EXIT_BROKEN)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import sys
+from typing import Final, NoReturn
 
 from rich.console import Console
 
@@ -36,3 +38,13 @@ def complain(text: str) -> None:
     """Say what went wrong."""
     err.print("error:", style="bold red", end=" ")
     err.print(text, markup=False)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process here.
+
+    The SDK's runtime can abort while the interpreter winds up, and then -6 is the exit code instead of this one.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -13,7 +12,7 @@ import structlog
 from temporalio.client import Client
 
 from activities.deployments import DeploymentError
-from api.cli_output import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_REFUSED, CommandError, complain
+from api.cli_output import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_REFUSED, CommandError, complain, leave
 from api.problems import TemporalUnavailableError
 from api.rollouts import RolloutError
 from workers.connection import connect
@@ -45,10 +44,7 @@ def with_temporal(name: str, act: Callable[[Client, Settings], Awaitable[None]])
         complain("Temporal did not answer in time")
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    # The SDK's runtime can abort while the interpreter winds up; the exit code is this command's answer.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)
 
 
 async def _connected(name: str, act: Callable[[Client, Settings], Awaitable[None]]) -> None:
