@@ -41,7 +41,7 @@ class Backlog:
         Raises:
             QueueFullError: too many wait, or the last of them will wait longer than this task's deadline.
         """
-        queue = await self._queues.pool(request.pool)
+        queue = await self._queues.recent(request.pool)
         if queue is None:
             # Who cannot say how long the queue is will not start the task either.
             return

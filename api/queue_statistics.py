@@ -28,6 +28,7 @@ from workflows.states import TaskStatus
 from workflows.tasks import TaskRecord
 
 CACHE_SECONDS: Final = 1.0
+RECENT_SECONDS: Final = 3.0
 LENGTHS_CACHE_SECONDS: Final = 30.0
 MAX_MEASURED: Final = 50
 """Newest ended tasks that a mean is taken over."""
@@ -129,6 +130,14 @@ class Queues:
                 cached = _Cached(statistics=statistics, until=time.monotonic() + CACHE_SECONDS)
                 self._cached[name] = cached
             return cached.statistics
+
+    async def recent(self, name: str) -> QueueStatistics | None:
+        """Statistics of a pool, at most `RECENT_SECONDS` old; a reader in a hurry leaves newer ones to the next."""
+        cached = self._cached.get(name)
+        if cached is None or time.monotonic() >= cached.until + RECENT_SECONDS - CACHE_SECONDS:
+            return await self.pool(name)
+        self.look_ahead(name)
+        return cached.statistics
 
     async def length(self, pool: str) -> TaskLength | None:
         """How long the newest tasks of a pool took; None before one has ended, or when Temporal does not say."""
