@@ -12,6 +12,7 @@ import pytest
 from api import problems
 from api.problems import GatewayError, ProblemCode
 from tests.api.stand import Stand, http_client
+from tests.scale import scaled
 
 CHECKS = (
     "not_a_server_error",
@@ -27,14 +28,15 @@ CHECKS = (
 )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 async def test_generated_requests_find_no_answer_that_the_schema_does_not_have(stand: Stand, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).parent / "schemathesis"),
         *("run", f"{stand.url}/openapi.json"),
         # An operator's, for to any other key the operators' routes answer 403 and nothing else.
         *("--header", f"Authorization: Bearer {stand.keys['operator']}", "--header", "X-User-Id: schemathesis"),
-        *("--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-examples", "10"),
+        *("--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-examples", str(scaled(50))),
         *("--exclude-path-regex", "/events$", "--seed", "1", "--no-color"),
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,

@@ -9,8 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
+from api.cli import main
 from api.cli_client import Access, Gateway
 from api.schemas import Task
 
@@ -37,6 +41,28 @@ def reelgate(
         timeout=240,
         check=False,
     )
+
+
+def reelgate_here(
+    *arguments: str, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for commands that ask and end: most of what a process of their own costs is imports.
+
+    Not for those that end the process themselves: `doctor`, `replay`, `deploy`, `rollout`.
+    """
+    out, err, code = StringIO(), StringIO(), 0
+    with (
+        patch.dict(os.environ, environment or clean_environment(), clear=True),
+        patch.object(sys, "argv", ["reelgate", *arguments]),
+        chdir(cwd or Path.cwd()),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(["reelgate", *arguments], code, out.getvalue(), err.getvalue())
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -94,6 +120,11 @@ class Dev:
         """What it wrote since its last start."""
         return self._output.read_text()
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         """Send a signal; the exit code."""
         assert self._process is not None
@@ -102,17 +133,20 @@ class Dev:
 
     def kill(self) -> None:
         """Clean up after a failed test."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(90)
+        if self.runs:
+            self.stop(signal.SIGTERM)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command against it."""
         return reelgate(*arguments, environment=self.environment, cwd=self._home)
 
+    def run_here(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command against it in this process."""
+        return reelgate_here(*arguments, environment=self.environment, cwd=self._home)
+
     def json(self, *arguments: str) -> dict[str, object]:
         """Run a command with --json that succeeds; its document."""
-        done = self.run(*arguments, "--json")
+        done = self.run_here(*arguments, "--json")
         assert done.returncode == 0, done
         document = json.loads(done.stdout)
         assert isinstance(document, dict)

@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 from activities.callbacks import CallbackDelivery
 from api.cli import app
 from api.cli_callbacks import moment
+from api.cli_output import EXIT_REFUSED, CommandError
 from api.cli_replay import EXIT_DIVERGED, replay_histories
 from tests.api.conftest import running_stand
 from tests.api.stand import PlayedGeneration, Stand, http_client, until
@@ -42,9 +43,9 @@ class Desk:
     played: PlayedGeneration
     http: httpx.AsyncClient
 
-    async def run(self, *arguments: str, answer: str | None = None) -> Result:
-        """Run one command in a thread; the gateway's workers run in this one."""
-        environment = {"REELGATE_URL": self.stand.url, "REELGATE_API_KEY": self.stand.keys["user"]}
+    async def run(self, *arguments: str, answer: str | None = None, **more: str) -> Result:
+        """Run one command in a thread; the gateway's workers run in this one. `more` is environment."""
+        environment = {"REELGATE_URL": self.stand.url, "REELGATE_API_KEY": self.stand.keys["user"], **more}
 
         def invoke() -> Result:
             return CliRunner().invoke(app, list(arguments), input=answer, env=environment)
@@ -197,17 +198,18 @@ async def test_replay_of_a_task_and_its_callback_succeeds(desk: Desk) -> None:
     async with Receiver() as receiver:
         task_id = await desk.ended("replay me", callback_url=receiver.url)
         await until(desk.http, task_id, callback_status="SUCCEEDED")
-    environment = clean_environment(
-        REELGATE_DATA_DIR=str(desk.stand.settings.data_dir),
-        REELGATE_TEMPORAL_ADDRESS=desk.stand.settings.temporal_address,
-    )
-    done = await asyncio.to_thread(reelgate, "replay", task_id, environment=environment)
+    here = {
+        "REELGATE_DATA_DIR": str(desk.stand.settings.data_dir),
+        "REELGATE_TEMPORAL_ADDRESS": desk.stand.settings.temporal_address,
+    }
+    done = await asyncio.to_thread(reelgate, "replay", task_id, environment=clean_environment(**here))
     assert done.returncode == 0, done
     assert re.search(rf"^{task_id}: \d+ events replay$", done.stdout, re.MULTILINE)
     assert f"{naming.callback_id(task_id)}: " in done.stdout
-    absent = await asyncio.to_thread(reelgate, "replay", "t" + "a" * 26, environment=environment)
-    assert absent.returncode == 3
-    assert "no task" in absent.stderr
+    absent = (await desk.run("replay", "t" + "a" * 26, **here)).exception
+    assert isinstance(absent, CommandError)
+    assert absent.code == EXIT_REFUSED
+    assert "no task" in str(absent)
 
 
 @workflow.defn(name="GenerationWorkflow")

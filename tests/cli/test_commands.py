@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from api.cli import app
-from tests.cli.stack import clean_environment, reelgate
+from tests.cli.stack import clean_environment, reelgate, reelgate_here
 from workers.keys import KeyRing, Scope
 
 
@@ -84,21 +84,25 @@ def test_wrong_usage_of_keys_ends_with_2_and_an_unknown_key_with_5(tmp_path: Pat
     file = tmp_path / "keys.toml"
     run("keys", "create", "--tenant", "acme", "--file", str(file))
     assert CliRunner().invoke(app, ["keys", "rotate", "--file", str(file)]).exit_code == 2
-    gone = reelgate("keys", "revoke", "nosuchkey", "--file", str(file))
+    gone = reelgate_here("keys", "revoke", "nosuchkey", "--file", str(file))
     assert gone.returncode == 5
     assert "nosuchkey" in gone.stderr
 
 
 def test_without_a_key_it_is_said_where_keys_come_from(tmp_path: Path) -> None:
-    done = reelgate("status", "t1", environment=clean_environment(REELGATE_DATA_DIR=str(tmp_path)))
+    done = reelgate_here("status", "t1", environment=clean_environment(REELGATE_DATA_DIR=str(tmp_path)))
     assert done.returncode == 5
     assert "REELGATE_API_KEY" in done.stderr
 
 
 def test_a_dead_gateway_and_one_that_is_none_end_with_4(no_gateway: str) -> None:
     key = "rg_abcd_" + "x" * 43
-    for url in ("http://127.0.0.1:9", no_gateway, "http://[broken"):
-        done = reelgate("status", "t1", environment=clean_environment(REELGATE_API_KEY=key, REELGATE_URL=url))
+    for url, run_command in (
+        ("http://127.0.0.1:9", reelgate),
+        (no_gateway, reelgate_here),
+        ("http://[broken", reelgate_here),
+    ):
+        done = run_command("status", "t1", environment=clean_environment(REELGATE_API_KEY=key, REELGATE_URL=url))
         assert done.returncode == 4, done
         assert "REELGATE_URL" in done.stderr
         assert "Traceback" not in done.stderr
@@ -107,7 +111,7 @@ def test_a_dead_gateway_and_one_that_is_none_end_with_4(no_gateway: str) -> None
 
 def test_an_image_that_is_not_there_is_named(tmp_path: Path) -> None:
     environment = clean_environment(REELGATE_API_KEY="rg_abcd_" + "x" * 43)
-    done = reelgate("submit", "x", "--image", str(tmp_path / "none.png"), environment=environment)
+    done = reelgate_here("submit", "x", "--image", str(tmp_path / "none.png"), environment=environment)
     assert done.returncode == 5
     assert "none.png" in done.stderr
 
