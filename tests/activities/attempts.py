@@ -18,6 +18,7 @@ from temporalio.worker import FixedSizeSlotSupplier, Worker, WorkerTuner
 from activities.artifacts import ArtifactRepository
 from activities.attempt import SafetyChecker
 from activities.generation import ClipGeneration
+from activities.inference.health import DeviceState
 from activities.inference.slots import LeaseSlotSupplier
 from activities.storage import ObjectStore
 from tests.activities.attempt_workflow import OneAttempt, OneAttemptWorkflow
@@ -88,6 +89,18 @@ class Shop:
         """Wait until the heartbeat tells of a step."""
         async with asyncio.timeout(60):
             while (await self.beat(handle)).get("step", 0) < step:
+                await asyncio.sleep(0.02)
+
+    async def until_on_the_device(self) -> None:
+        """Wait until an attempt has the device. Sooner than its heartbeat tells, which comes once a second."""
+        async with asyncio.timeout(60):
+            while self.studio.health().state is not DeviceState.BUSY:
+                await asyncio.sleep(0.01)
+
+    async def until_scheduled(self, handle: Handle) -> None:
+        """Wait until the activity waits for a worker."""
+        async with asyncio.timeout(60):
+            while not (await handle.describe()).raw_description.pending_activities:
                 await asyncio.sleep(0.02)
 
     async def beat(self, handle: Handle) -> dict[str, Any]:

@@ -85,25 +85,20 @@ async def test_an_image_that_is_gone_ends_the_attempt_before_the_gpu(gpu: Shop) 
     assert detail.gpu_seconds == 0
 
 
-async def test_heartbeats_tell_phase_step_and_the_time_left(gpu: Shop) -> None:
+async def test_heartbeats_tell_how_far_it_is_and_a_cancel_frees_the_gpu_within_a_step_and_leaves_nothing(
+    gpu: Shop,
+) -> None:
     handle = await gpu.start(gpu.endless())
-    await gpu.until_step(handle, 20)
+    await gpu.until_step(handle, 5)
     early = await gpu.beat(handle)
     assert early["phase"] == Phase.STEP
     assert early["total_steps"] == 1_000
     assert early["worker_id"] == "tests/0"
-    await gpu.until_step(handle, int(early["step"]) + 20)
+    await gpu.until_step(handle, int(early["step"]) + 1)
     late = await gpu.beat(handle)
     assert early["percent"] < late["percent"] < 90
     assert early["gpu_seconds"] < late["gpu_seconds"]
     assert late["eta_seconds"] > 0
-    await handle.cancel()
-    assert isinstance(await end_of(handle), CancelledError)
-
-
-async def test_a_cancel_frees_the_gpu_within_a_step_and_leaves_nothing(gpu: Shop) -> None:
-    handle = await gpu.start(gpu.endless())
-    await gpu.until_step(handle, 5)
     pid = gpu.studio.health().pid
     asked = time.monotonic()
     await handle.cancel()
@@ -149,7 +144,7 @@ async def test_a_stop_that_comes_while_the_scratch_is_removed_keeps_the_publishe
 
 async def test_a_terminated_run_is_stopped_and_publishes_nothing(gpu: Shop) -> None:
     handle = await gpu.start(gpu.endless())
-    await gpu.until_step(handle, 5)
+    await gpu.until_on_the_device()
     await handle.terminate()
     async with asyncio.timeout(30):
         while gpu.studio.health().state is not DeviceState.READY or gpu.leftovers():
@@ -197,9 +192,9 @@ async def test_a_slow_generation_is_stopped_at_the_soft_limit(gpu: Shop) -> None
 
 
 async def test_a_generation_that_will_finish_within_the_grace_may(gpu: Shop) -> None:
-    limits = Limits(processing_timeout_seconds=1.0, processing_grace_seconds=100)
-    result = await (await gpu.start(gpu.attempt("tiny-wan", num_inference_steps=250, limits=limits))).result()
-    assert result.gpu_seconds > 1.0
+    limits = Limits(processing_timeout_seconds=0.3, processing_grace_seconds=100)
+    result = await (await gpu.start(gpu.attempt("tiny-wan", num_inference_steps=80, limits=limits))).result()
+    assert result.gpu_seconds > limits.processing_timeout_seconds
 
 
 async def test_a_store_that_cannot_be_written_is_told_without_its_place(gpu: Shop) -> None:
@@ -229,12 +224,12 @@ async def test_a_late_high_priority_task_runs_next_and_storing_overlaps_with_it(
     client: Client, studio: Studio, tmp_path: Path
 ) -> None:
     async with shop(client, studio, tmp_path, artifacts=SlowToStore) as gpu:
-        running = gpu.attempt("tiny-wan", num_inference_steps=200)
+        running = gpu.attempt("tiny-wan", num_inference_steps=120)
         waiting, urgent = gpu.attempt("tiny-ltx"), gpu.attempt("tiny-ltx")
         handles = [await gpu.start(running)]
-        await gpu.until_step(handles[0], 1)
+        await gpu.until_on_the_device()
         handles.append(await gpu.start(waiting, priority=4))
-        await asyncio.sleep(0.3)
+        await gpu.until_scheduled(handles[1])
         handles.append(await gpu.start(urgent, priority=2))
         for handle in handles:
             await handle.result()
@@ -248,7 +243,7 @@ async def test_a_late_high_priority_task_runs_next_and_storing_overlaps_with_it(
 async def test_a_worker_that_shuts_down_hands_its_attempt_back(client: Client, studio: Studio, tmp_path: Path) -> None:
     async with shop(client, studio, tmp_path, graceful=timedelta(seconds=0.3)) as gpu:
         handle = await gpu.start(gpu.endless())
-        await gpu.until_step(handle, 5)
+        await gpu.until_on_the_device()
         assert gpu.worker is not None
         await gpu.worker.shutdown()
         error = await end_of(handle)
@@ -293,9 +288,9 @@ async def test_cancels_at_random_moments_leave_a_whole_artifact_or_nothing(gpu: 
     chance = random.Random(1)
     pid = (await gpu.studio.until_ready()).pid
     for _ in range(scaled(100)):
-        attempt = gpu.attempt("tiny-wan", num_inference_steps=chance.choice([1, 20, 100]))
+        attempt = gpu.attempt("tiny-wan", num_inference_steps=chance.choice([1, 20, 60]))
         handle = await gpu.start(attempt)
-        await asyncio.sleep(chance.uniform(0, 1.0))
+        await asyncio.sleep(chance.uniform(0, 0.6))
         await handle.cancel()
         error = await end_of(handle)
         names = [Path(name).name for name in gpu.objects() if attempt.artifact_key in name]

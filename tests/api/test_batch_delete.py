@@ -118,7 +118,7 @@ async def test_a_batch_of_several_runs_is_listed_once_and_every_run_is_deleted(
     stand: Stand, http: httpx.AsyncClient, played: PlayedGeneration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api.batch_submission, "BatchInput", partial(BatchInput, continue_after_events=20))
-    batch = await until_ended(http, (await post(http, *(f"clip {n}" for n in range(6)))).json())
+    batch = await until_ended(http, (await post(http, *(f"clip {n}" for n in range(4)))).json())
     runs = await runs_of(stand, batch, 2)
     page = (await http.get("/batches")).json()
     assert [(item["batch_id"], item["status"]) for item in page["items"]] == [(batch["batch_id"], "COMPLETED")]
@@ -155,7 +155,7 @@ async def test_clips_of_an_earlier_batch_stay_with_it(http: httpx.AsyncClient, p
 async def test_one_request_takes_bounded_time_and_the_next_one_goes_on(
     stand: Stand, http: httpx.AsyncClient, played: PlayedGeneration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = await until_ended(http, (await post(http, *(f"clip {n}" for n in range(4)))).json())
+    batch = await until_ended(http, (await post(http, "clip one", "clip two")).json())
     request = await posted(stand, batch)
     tasks = [await request_of(stand, item) for item in items_of(batch)]
     monkeypatch.setattr(api.batch_removals, "PATIENCE", timedelta(0))
@@ -167,15 +167,11 @@ async def test_one_request_takes_bounded_time_and_the_next_one_goes_on(
     await assert_gone(stand, http, request, tasks)
 
 
-async def test_only_the_owner_deletes(
-    http: httpx.AsyncClient, stranger: httpx.AsyncClient, played: PlayedGeneration
+async def test_only_the_owner_deletes_with_a_user_key_too(
+    stand: Stand, stranger: httpx.AsyncClient, played: PlayedGeneration
 ) -> None:
-    batch = await until_ended(http, (await post(http, "clip")).json())
-    assert_problem(await stranger.delete(f"/batches/{batch['batch_id']}"), 404, "BATCH_NOT_FOUND")
-    assert (await http.get(f"/tasks/{items_of(batch)[0]['task_id']}")).json()["status"] == "SUCCEEDED"
-
-
-async def test_a_batch_is_deleted_by_a_user_key_too(stand: Stand, played: PlayedGeneration) -> None:
     async with http_client(f"{stand.url}/api/v1", {"Authorization": f"Bearer {stand.keys['user']}"}) as http:
         batch = await until_ended(http, (await post(http, "clip of a user key")).json())
+        assert_problem(await stranger.delete(f"/batches/{batch['batch_id']}"), 404, "BATCH_NOT_FOUND")
+        assert (await http.get(f"/tasks/{items_of(batch)[0]['task_id']}")).json()["status"] == "SUCCEEDED"
         assert await delete(http, batch) == 1

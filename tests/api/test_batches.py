@@ -84,16 +84,19 @@ async def test_answers_at_once_and_needs_no_worker(quiet: Stand, waiting: httpx.
 async def test_every_item_is_a_task_and_the_batch_counts_them(
     stand: Stand, http: httpx.AsyncClient, played: PlayedGeneration
 ) -> None:
-    batch = (await post(http, "clip one", "fail two", "clip three", callback_url="http://127.0.0.1:9/hook")).json()
+    # Two of the same prompt, which are two clips.
+    batch = (await post(http, "clip", "fail two", "clip", callback_url="http://127.0.0.1:9/hook")).json()
     ended = await until_ended(http, batch)
     assert [item["status"] for item in items_of(ended)] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
     assert (ended["status"], ended["counts"]["SUCCEEDED"], ended["counts"]["FAILED"]) == ("COMPLETED", 2, 1)
     assert ended["gpu_seconds"] == 3.0
-    for item in items_of(ended):
-        task = (await http.get(f"/tasks/{item['task_id']}")).json()
+    tasks = [(await http.get(f"/tasks/{item['task_id']}")).json() for item in items_of(ended)]
+    for item, task in zip(items_of(ended), tasks, strict=True):
         assert (task["batch_id"], task["status"]) == (batch["batch_id"], item["status"])
         assert item["links"]["self"] == task["links"]["self"]
     assert len({item["task_id"] for item in items_of(ended)}) == 3
+    assert tasks[0]["parameters"]["seed"] != tasks[2]["parameters"]["seed"]
+    assert [played.runs(task) for task in tasks] == [1, 1, 1]
     async with asyncio.timeout(10):
         while len((await http.get("/tasks", params={"batch_id": batch["batch_id"]})).json()["items"]) != 3:
             await asyncio.sleep(0.1)
@@ -101,23 +104,6 @@ async def test_every_item_is_a_task_and_the_batch_counts_them(
             await asyncio.sleep(0.1)
     delivery = await stand.client.get_workflow_handle(naming.callback_id(batch["batch_id"])).result()
     assert batch["batch_id"] in delivery["body"]
-
-
-async def test_two_items_with_the_same_prompt_are_two_clips(http: httpx.AsyncClient, played: PlayedGeneration) -> None:
-    ended = await until_ended(http, (await post(http, "clip", "clip")).json())
-    tasks = [(await http.get(item["links"]["self"])).json() for item in items_of(ended)]
-    assert tasks[0]["parameters"]["seed"] != tasks[1]["parameters"]["seed"]
-    assert played.runs(*tasks) == 2
-
-
-async def test_open_items_show_the_state_of_their_tasks(http: httpx.AsyncClient, played: PlayedGeneration) -> None:
-    batch = (await post(http, "hold one", "hold two", "clip three")).json()
-    read = await until(http, batch, ["PROCESSING", "PROCESSING", "CREATED"])
-    assert (read["counts"]["PROCESSING"], read["counts"]["CREATED"]) == (2, 1)
-    assert items_of(read)[2]["task_id"] is None
-    for item in items_of(read)[:2]:
-        played.release(item)
-    assert (await until_ended(http, batch))["counts"]["SUCCEEDED"] == 3
 
 
 async def test_posted_again_only_what_has_no_clip_runs(http: httpx.AsyncClient, played: PlayedGeneration) -> None:
@@ -133,12 +119,16 @@ async def test_posted_again_only_what_has_no_clip_runs(http: httpx.AsyncClient, 
     assert [played.runs({"task_id": task_id}) for task_id in (*before, after[1])] == [1, 1, 1, 1]
 
 
-async def test_a_batch_with_every_clip_answers_for_itself(http: httpx.AsyncClient) -> None:
+async def test_a_batch_with_every_clip_answers_for_itself_and_cannot_be_canceled(http: httpx.AsyncClient) -> None:
     first = await until_ended(http, (await post(http, "clip one", "clip two")).json())
     again = await post(http, "clip one", "clip two", deadline_seconds=60)
     assert (again.status_code, again.headers["idempotency-replayed"]) == (200, "true")
     assert again.json()["batch_id"] == first["batch_id"]
-    assert (await post(http, "clip two", "clip one")).json()["batch_id"] != first["batch_id"]
+    refused = await http.post(f"/batches/{first['batch_id']}/cancel")
+    assert (refused.status_code, refused.json()["code"]) == (409, "BATCH_TERMINAL")
+    other = (await post(http, "clip two", "clip one")).json()
+    assert other["batch_id"] != first["batch_id"]
+    await http.post(f"/batches/{other['batch_id']}/cancel", json={"mode": "hard"})
 
 
 async def test_parallel_equal_batches_are_one(http: httpx.AsyncClient) -> None:
@@ -244,11 +234,13 @@ async def test_an_input_image_of_an_item_is_stored(stand: Stand, http: httpx.Asy
     assert stored == picture.getvalue()
 
 
-async def test_a_soft_cancel_keeps_what_runs_and_starts_no_more(
+async def test_open_items_show_the_state_of_their_tasks_and_a_soft_cancel_keeps_what_runs_and_starts_no_more(
     http: httpx.AsyncClient, played: PlayedGeneration
 ) -> None:
     batch = (await post(http, "hold one", "hold two", "clip three")).json()
     read = await until(http, batch, ["PROCESSING", "PROCESSING", "CREATED"])
+    assert (read["counts"]["PROCESSING"], read["counts"]["CREATED"]) == (2, 1)
+    assert items_of(read)[2]["task_id"] is None
     reply = await http.post(f"/batches/{batch['batch_id']}/cancel")
     assert reply.status_code == 202
     await until(http, batch, ["CANCELED"] * 3)
@@ -268,12 +260,6 @@ async def test_a_hard_cancel_ends_the_batch_now(http: httpx.AsyncClient, played:
     ended = await until_ended(http, batch)
     assert [item["status"] for item in items_of(ended)] == ["SUCCEEDED", "CANCELED", "CANCELED", "CANCELED"]
     assert (ended["status"], ended["cancel_requested"]) == ("CANCELED", "hard")
-
-
-async def test_a_completed_batch_cannot_be_canceled(http: httpx.AsyncClient) -> None:
-    batch = await until_ended(http, (await post(http, "clip")).json())
-    reply = await http.post(f"/batches/{batch['batch_id']}/cancel")
-    assert (reply.status_code, reply.json()["code"]) == (409, "BATCH_TERMINAL")
 
 
 async def test_a_terminated_batch_reads_as_canceled_and_its_tasks_as_they_are(
@@ -332,7 +318,7 @@ async def test_a_batch_holds_one_place_which_a_fresh_admission_finds(stand: Stan
             played.release(item)
         third = await until(http, batch, ["SUCCEEDED", "SUCCEEDED", "PROCESSING"])
         played.release(items_of(third)[2])
-        await until_ended(http, batch)
+        assert (await until_ended(http, batch))["counts"]["SUCCEEDED"] == 3
         async with asyncio.timeout(10):
             while (await admission.query(AdmissionWorkflow.usage)).held:
                 await asyncio.sleep(0.1)

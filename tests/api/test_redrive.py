@@ -94,7 +94,22 @@ async def request_of(stand: Stand, task_id: str) -> GenerationInput:
     return request
 
 
-async def test_without_a_worker_nothing_is_started(shop: Stand, ops: httpx.AsyncClient, start: str) -> None:
+async def command(shop: Stand, *arguments: str, key: str = "operator") -> tuple[int, str, str]:
+    """`reelgate redrive`: exit code, output and what it told."""
+    environment = {"REELGATE_URL": shop.url, "REELGATE_API_KEY": shop.keys[key]}
+
+    def invoke() -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, ["redrive", *arguments], env=environment)
+        if isinstance(done.exception, CommandError):
+            return done.exception.code, done.stdout, str(done.exception)
+        return done.exit_code, done.stdout, done.stderr
+
+    return await asyncio.to_thread(invoke)
+
+
+async def test_without_a_worker_nothing_is_started_by_request_or_command(
+    shop: Stand, ops: httpx.AsyncClient, start: str
+) -> None:
     async with shop.user() as http:
         async with shop.gpu_worker():
             task = await ended(http, "flaky one")
@@ -104,6 +119,8 @@ async def test_without_a_worker_nothing_is_started(shop: Stand, ops: httpx.Async
                 await asyncio.sleep(0.1)
         page = await redrive(ops, since=start, dry_run=False)
         assert (page["items"], page["counts"]["started"], page["stopped"]["code"]) == ([], 0, "NO_WORKER")
+        code, _, told = await command(shop, "--since", start, "--yes")
+        assert (code, "No live worker serves pool default" in told) == (3, True)
         assert verdicts(await redrive(ops, since=start)) == {task["task_id"]: "start"}, "nothing was started"
 
 
@@ -281,58 +298,33 @@ async def test_a_redrive_leaves_half_of_the_queue_to_users(shop: Stand, ops: htt
                 await until(http, item["new_task_id"], status="SUCCEEDED")
 
 
-class TestCommand:
-    """`reelgate redrive`."""
+async def test_the_command_says_what_it_would_do_and_does_it_in_batches_with_statistics(
+    shop: Stand, ops: httpx.AsyncClient, gpu: PlayedGeneration, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_redrive, "BATCH", 2)
+    async with shop.user() as http:
+        tasks = [await ended(http, f"flaky {n}") for n in range(4)]
+        await served(ops)
+        await indexed(ops, tasks, since=start)
+        code, planned, told = await command(shop, "--since", start, "--limit", "3")
+        assert code == 0
+        assert planned.count(" -> t") == 3
+        assert "batch 1: 2 would be started" in told
+        assert "batch 2: 1 would be started" in told
+        assert "dry run: 3 of 3 tasks would be started; --yes starts them" in told
+        gpu.mended = True
+        code, _, told = await command(shop, "--since", start, "--limit", "3", "--yes")
+        assert (code, "batch 2: 1 started" in told, "3 of 3 tasks started" in told) == (0, True, True)
+        code, document, _ = await command(shop, "--since", start, "--yes", "--json")
+        report = json.loads(document)
+        assert (code, report["started"], report["skipped"]) == (0, 1, {"RETRIED": 3})
+        for item in report["items"]:
+            await until(http, item["new_task_id"], status="SUCCEEDED")
 
-    @staticmethod
-    async def run(shop: Stand, *arguments: str, key: str = "operator") -> tuple[int, str, str]:
-        environment = {"REELGATE_URL": shop.url, "REELGATE_API_KEY": shop.keys[key]}
 
-        def invoke() -> tuple[int, str, str]:
-            done = CliRunner().invoke(app, ["redrive", *arguments], env=environment)
-            if isinstance(done.exception, CommandError):
-                return done.exception.code, done.stdout, str(done.exception)
-            return done.exit_code, done.stdout, done.stderr
-
-        return await asyncio.to_thread(invoke)
-
-    async def test_it_says_what_it_would_do_and_does_it_in_batches_with_statistics(
-        self, shop: Stand, ops: httpx.AsyncClient, gpu: PlayedGeneration, start: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(cli_redrive, "BATCH", 2)
-        async with shop.user() as http:
-            tasks = [await ended(http, f"flaky {n}") for n in range(4)]
-            await served(ops)
-            await indexed(ops, tasks, since=start)
-            code, planned, told = await self.run(shop, "--since", start, "--limit", "3")
-            assert code == 0
-            assert planned.count(" -> t") == 3
-            assert "batch 1: 2 would be started" in told
-            assert "batch 2: 1 would be started" in told
-            assert "dry run: 3 of 3 tasks would be started; --yes starts them" in told
-            gpu.mended = True
-            code, _, told = await self.run(shop, "--since", start, "--limit", "3", "--yes")
-            assert (code, "batch 2: 1 started" in told, "3 of 3 tasks started" in told) == (0, True, True)
-            code, document, _ = await self.run(shop, "--since", start, "--yes", "--json")
-            report = json.loads(document)
-            assert (code, report["started"], report["skipped"]) == (0, 1, {"RETRIED": 3})
-            for item in report["items"]:
-                await until(http, item["new_task_id"], status="SUCCEEDED")
-
-    async def test_it_ends_where_nobody_works_and_is_for_operators(
-        self, shop: Stand, ops: httpx.AsyncClient, start: str
-    ) -> None:
-        async with shop.user() as http:
-            async with shop.gpu_worker():
-                task = await ended(http, "flaky one")
-            await indexed(ops, [task], since=start)
-            async with asyncio.timeout(30):
-                while (await ops.get("/queues")).json()["items"][0]["live_slots"] != 0:
-                    await asyncio.sleep(0.1)
-        code, _, told = await self.run(shop, "--since", start, "--yes")
-        assert (code, "No live worker serves pool default" in told) == (3, True)
-        code, _, told = await self.run(shop, key="user")
-        assert (code, "FORBIDDEN" in told) == (3, True)
+async def test_the_command_is_for_operators(shop: Stand) -> None:
+    code, _, told = await command(shop, key="user")
+    assert (code, "FORBIDDEN" in told) == (3, True)
 
 
 @pytest.mark.parametrize(

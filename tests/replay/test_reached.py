@@ -13,11 +13,10 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 import pytest
-from temporalio.client import WorkflowHistory
-from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 import workflows
-from tests.replay.record import HISTORIES
+from tests.replay.replaying import replay_failures
 from workers.registry import WORKFLOWS
 
 NOT_REPLAYED: Final = frozenset({"refuse", "refuse_decision", "usage"})
@@ -133,8 +132,7 @@ def unreached(kind: type, reached: _Reached) -> list[str]:
 async def test_the_stored_histories_reach_every_branch_of_every_workflow() -> None:
     reached = _Reached()
     with reached.tracing():
-        for file in sorted(HISTORIES.glob("*.json")):
-            replayer = Replayer(workflows=WORKFLOWS, workflow_runner=UnsandboxedWorkflowRunner())
-            await replayer.replay_workflow(WorkflowHistory.from_json(file.stem, file.read_text()))
+        failures = await replay_failures(workflow_runner=UnsandboxedWorkflowRunner())
+    assert not any(failures.values()), failures
     missing = {kind.__name__: unreached(kind, reached) for kind in WORKFLOWS}
     assert not any(missing.values()), f"record a history that gets there: {missing}"

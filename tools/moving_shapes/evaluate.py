@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import track
 
 from tools.moving_shapes.clips import SHIPPED, Studio
-from tools.moving_shapes.data import COLOUR_RGB, SHAPES
+from tools.moving_shapes.data import SHAPES
+from tools.moving_shapes.palette import COLOUR_RGB
 from tools.moving_shapes.scoring import Criterion, scores
 
 MOTIONS: Final = {

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.moving_shapes.data import BACKGROUND_RGB, COLOUR_RGB
+from tools.moving_shapes.palette import BACKGROUND_RGB, COLOUR_RGB
 
 MIN_CONTRAST: Final = 60
 """Largest difference of a channel from the background, of 255, from which a pixel belongs to the shape."""

@@ -1,4 +1,7 @@
-"""Weights that were changed since their release are refused before they are loaded."""
+"""Weights that were changed since their release are refused.
+
+That the inference process asks before it loads them is in `test_supervision.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,6 @@ from pathlib import Path
 import pytest
 
 from activities.inference.builtin_weights import WEIGHTS, DamagedWeightsError, verified_folder
-from activities.inference.catalogue import Catalogue
-from activities.inference.device import ProcessOptions
-from activities.inference.health import ModelState
-from activities.inference.pool import InferencePool
-from activities.inference.run import InferenceError
-from tests.inference_pools import Studio
-from workflows.failures import FailureCode
 
 MODEL = "moving-shapes"
 TRANSFORMER = "moving-shapes/transformer/diffusion_pytorch_model.safetensors"
@@ -85,27 +81,3 @@ def test_weights_without_a_manifest_are_refused(weights: Path) -> None:
     (weights / f"{MODEL}.sha256").unlink()
     with pytest.raises(DamagedWeightsError, match="have no manifest"):
         verified_folder(weights, MODEL)
-
-
-async def test_the_inference_process_refuses_changed_weights_until_they_are_restored(
-    weights: Path, catalogue: Catalogue, tmp_path: Path
-) -> None:
-    released = (weights / TRANSFORMER).read_bytes()
-    flip_one_bit(weights / TRANSFORMER)
-    options = ProcessOptions(cache=tmp_path / "cache", weights=weights, threads=1)
-    async with InferencePool(
-        devices=["cpu"], options=options, models=list(catalogue), preload=[MODEL], host="tests"
-    ) as pool:
-        studio = Studio(pool, catalogue, tmp_path)
-        await studio.until_ready()
-        [health] = [model for model in studio.health().models if model.name == MODEL]
-        assert health.state is ModelState.FAILED
-        assert f"{TRANSFORMER} has another checksum" in str(health.reason)
-        short = studio.parameters(MODEL, num_inference_steps=1)
-        with pytest.raises(InferenceError, match="another checksum") as caught:
-            await studio.frames(short)
-        assert caught.value.code is FailureCode.MODEL_NOT_LOADABLE
-        assert str(tmp_path) not in str(caught.value)
-
-        (weights / TRANSFORMER).write_bytes(released)
-        assert (await studio.frames(short)).shape == (16, 128, 128, 3)
