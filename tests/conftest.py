@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from typing import Final
 
 import pytest
 import pytest_asyncio
@@ -22,9 +23,28 @@ def pytest_sessionstart() -> None:
     keep_workflows_compiled()
 
 
+LONG_FILES: Final = (
+    "tests/durability/test_lost_processes.py",
+    "tests/cli/test_dev.py",
+    "tests/durability/",
+    "tests/browser/",
+    "tests/cli/test_demo.py",
+    "tests/api/test_deployments.py",
+    "tests/activities/",
+    "tests/workflows/test_rollout.py",
+    "tests/api/test_openapi.py",
+    "tests/tools/",
+)
+"""They start many processes or generate clips; the longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files first, so that no process is left alone with them at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("durability") is None)
+
+    def rank(item: pytest.Item) -> int:
+        return next((rank for rank, name in enumerate(LONG_FILES) if item.nodeid.startswith(name)), len(LONG_FILES))
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(autouse=True)
