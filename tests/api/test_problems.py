@@ -39,9 +39,9 @@ def assert_problem(reply: httpx.Response, status: int, code: str, **rules: str) 
     return problem
 
 
-def png(width: int = 8, height: int = 8) -> bytes:
+def png(width: int = 8, height: int = 8, *, mode: str = "RGB") -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (width, height), "red").save(buffer, "PNG")
+    Image.new(mode, (width, height)).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -95,7 +95,7 @@ def data_url(content: bytes, media_type: str = "image/png") -> str:
         ({"image": "data:image/png;base64,a*b="}, "image", "base64"),
         ({"image": data_url(b"not a picture")}, "image", "image_decodable"),
         ({"image": data_url(png()[:-30])}, "image", "image_decodable"),
-        ({"image": data_url(png(8_000, 4_000))}, "image", "image_pixels"),
+        ({"image": data_url(png(8_000, 4_000, mode="1"))}, "image", "image_pixels"),
         ({"image": data_url(png())}, "image", "forbidden"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
