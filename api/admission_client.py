@@ -185,7 +185,7 @@ async def _admit(door: _Door, level: _Level, request: AdmitRequest) -> Admission
         except _RefusedOnceError as refused:
             if refused.refusal.reason not in _HEALABLE:
                 raise
-            stale = await stale_places(door.client, refused.refusal)
+            stale = await stale_places(door.client, refused.refusal, user_hash=level.user_hash)
             if not stale:
                 raise
             return await _ask(door, level, replace(request, stale=stale))

@@ -18,6 +18,7 @@ from api.admission_client import Grant, admit, withdraw
 from api.open_admissions import FRESH_SECONDS, OpenAdmissions
 from api.problems import GatewayError, ProblemCode, RateLimitedError, TooManyPendingTasksError
 from api.quota import read_usage
+from api.stale_places import MAX_CHECKED_PLACES
 from tests.workflows.admissions import (
     WIDE,
     control_worker,
@@ -101,6 +102,31 @@ class TestHealing:
         assert await held_by(encrypted, user) == {grants[1].task_id, third.task_id}
         with pytest.raises(TooManyPendingTasksError):
             await admit(encrypted, user, task_id=new_task(), limits=limits)
+
+    async def test_a_leaked_place_is_found_among_more_than_are_looked_at_however_young_it_is(
+        self, encrypted: Client
+    ) -> None:
+        (user,) = end_users(1)
+        limits = replace(WIDE, max_pending=MAX_CHECKED_PLACES + 8)
+        ids = [(await submit(encrypted, user, limits)).task_id for _ in range(limits.max_pending)]
+        youngest = ids[-1]
+        await encrypted.get_workflow_handle(youngest).terminate("from the command line")
+        await until_visible(encrypted, {youngest}, "Terminated")
+        fresh = await admit(encrypted, user, task_id=new_task(), limits=limits)
+        assert await held_by(encrypted, user) == {*ids[:-1], fresh.task_id}
+
+    async def test_a_tenants_leaked_place_is_found_among_more_than_are_looked_at_by_and_by(
+        self, encrypted: Client
+    ) -> None:
+        (user,) = end_users(1)
+        limits = replace(WIDE, max_pending=MAX_CHECKED_PLACES + 8)
+        ids = [(await submit(encrypted, user, WIDE, limits)).task_id for _ in range(limits.max_pending)]
+        await encrypted.get_workflow_handle(ids[-1]).terminate("from the command line")
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(TooManyPendingTasksError):
+                    await admit(encrypted, user, task_id=new_task(), limits=WIDE, tenant_limits=limits)
+                    break
 
     async def test_a_cancelled_job_gives_its_places_back_by_itself(self, encrypted: Client) -> None:
         (user,) = end_users(1)
