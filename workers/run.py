@@ -24,7 +24,6 @@ from temporalio.worker import Worker, WorkerDeploymentConfig
 from workers.connection import connect, host_name
 from workers.devices import resolve_devices
 from workers.devserver import free_port
-from workers.health import health_address, open_health_port, serve_health
 from workers.metrics import worker_page
 from workers.parts import Parts
 from workers.registry import WorkerKind, parts_of, task_queue
@@ -57,10 +56,15 @@ async def run_worker(kind: WorkerKind, settings: Settings) -> int:
     configure_logging(settings, process=kind)
     drain = asyncio.Event()
     with _stop_signals(drain, grace=settings.worker_drain_seconds):
-        listening = open_health_port(settings)
-        name = worker_identity(kind, settings, health=health_address(listening, settings) if listening else None)
-        if listening is not None:
+        listening, address = None, None
+        if settings.worker_health_port is not None:
+            # A web server, a fifth of the start: not for workers without the port.
+            from workers.health import health_address, open_health_port, serve_health  # noqa: PLC0415
+
+            if listening := open_health_port(settings):
+                address = health_address(listening, settings)
             settings = with_sdk_metrics(settings)
+        name = worker_identity(kind, settings, health=address)
         async with AsyncExitStack() as stack:
             tracing = start_tracing(settings, process=kind)
             if tracing is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import Worker, WorkerDeploymentConfig
+from typer.testing import CliRunner
 
 from activities.deployments import (
     DeploymentNotFoundError,
@@ -26,9 +27,11 @@ from activities.deployments import (
     WorkerDeployment,
 )
 from activities.rollout import RolloutSteps
+from api.cli import app
 from api.deployments import Releases, VersionState, queue_of
 from api.rollouts import NoRolloutError, RolloutError, Rollouts
-from tests.cli.stack import clean_environment, reelgate
+from tests.api.forked_commands import forked_reelgate
+from tests.cli.stack import clean_environment
 from workers.codec import create_key_file
 from workers.connection import connect
 from workers.devserver import dynamic_config_args, temporal_binary
@@ -122,7 +125,7 @@ class Bench:
 
     def reelgate(self, *arguments: str) -> tuple[int, str]:
         """Run `reelgate deploy ...`; exit code and output."""
-        done = reelgate(
+        done = forked_reelgate(
             "deploy",
             *arguments,
             environment=clean_environment(
@@ -138,6 +141,14 @@ class Bench:
         found, said = await asyncio.to_thread(self.reelgate, *arguments)
         assert found == code, said
         return said
+
+    async def have_current(self, build_id: str) -> None:
+        """Make a version the current one if it is not, whoever polls; nothing ramps."""
+        routing = await WorkerDeployment(self.client, self.queue).routing()
+        if routing.ramping is not None:
+            await self.releases.ramp(self.queue, routing.ramping, 0)
+        if routing.current != build_id:
+            await self.releases.make_current(self.queue, build_id, without_workers=True)
 
     async def versions(self) -> dict[str, VersionState]:
         """What `deploy status` shows of the pool, by build id."""
@@ -182,6 +193,17 @@ def bench(namespace: tuple[Client, Settings]) -> Bench:
     return Bench(client=client, settings=settings, pool=f"p{uuid4().hex[:8]}")
 
 
+@pytest_asyncio.fixture(scope="module")
+async def pair(namespace: tuple[Client, Settings]) -> AsyncIterator[Bench]:
+    """A pool with workers of the versions 1 and 2, for all tests that leave the versions as they are."""
+    client, settings = namespace
+    bench = Bench(client=client, settings=settings, pool=f"p{uuid4().hex[:8]}")
+    async with AsyncExitStack() as stack:
+        for build_id in ("1", "2"):
+            await stack.enter_async_context(bench.version(build_id))
+        yield bench
+
+
 async def test_a_version_gets_work_once_it_is_current_and_its_share_once_it_ramps(bench: Bench) -> None:
     async with bench.version("1"), bench.version("2"):
         waiting = asyncio.create_task(bench.run())
@@ -223,8 +245,14 @@ async def test_what_cannot_work_is_refused_with_the_reason(bench: Bench) -> None
             await bench.releases.ramp(bench.queue, "2", 0)
         await bench.releases.make_current(bench.queue, "2", without_workers=True)
         assert (await bench.versions())["2"].role == "current"
-    assert "give a BUILD_ID or --unversioned" in await bench.command("current", bench.queue, code=2)
-    assert "'gpu' is no deployment" in await bench.command("status", "gpu", code=2)
+    for arguments, complaint in (
+        (("current", bench.queue), "give a BUILD_ID or --unversioned"),
+        (("status", "gpu"), "'gpu' is no deployment"),
+    ):
+        # In this process: neither comes as far as a connection.
+        done = CliRunner().invoke(app, ["deploy", *arguments], env={"COLUMNS": "160"})
+        assert done.exit_code == 2
+        assert complaint in done.output
 
 
 async def test_a_version_that_holds_work_is_not_retired_and_one_that_holds_none_is(bench: Bench) -> None:
@@ -233,8 +261,10 @@ async def test_a_version_that_holds_work_is_not_retired_and_one_that_holds_none_
         async with bench.version("1", held=held):
             await bench.releases.make_current(bench.queue, "1")
             running = asyncio.create_task(bench.run())
-            said = await refused(bench, "1", "runs 1 task")
+            await refused(bench, "1", "runs 1 task")
+            said = await bench.command("retire", bench.queue, "1", code=3)
             assert "gets 100 % of new tasks" in said
+            assert "runs 1 task" in said
             await bench.releases.make_current(bench.queue, "2")
             said = await refused(bench, "1", "has 1 worker running, or seen a moment ago")
             assert "runs 1 task" in said
@@ -242,14 +272,9 @@ async def test_a_version_that_holds_work_is_not_retired_and_one_that_holds_none_
         # Its worker is gone, after the task that it had has ended.
         assert await running == "1"
         async with asyncio.timeout(60):
-            while True:
-                code, said = await asyncio.to_thread(bench.reelgate, "retire", bench.queue, "1")
-                if code == 0:
-                    break
-                assert code == 3
-                assert "is draining" in said or "seen a moment ago" in said, said
-                await asyncio.sleep(0.5)
-        assert "1 of " in said
+            while (version := (await bench.versions())["1"]).role == "draining" or version.workers or version.pollers:
+                await asyncio.sleep(0.2)
+        assert "1 of " in await bench.command("retire", bench.queue, "1")
         assert "1" not in await bench.versions()
         await bench.until_run_by("2")
 
@@ -265,23 +290,22 @@ async def refused(bench: Bench, build_id: str, reason: str) -> str:
             await asyncio.sleep(0.2)
 
 
-async def test_two_who_change_a_deployment_at_once_do_not_overwrite_each_other(bench: Bench) -> None:
-    async with bench.version("1"), bench.version("2"):
-        deployment = WorkerDeployment(bench.client, bench.queue)
-        seen = await deployment.routing()
-        await deployment.set_current("1", token=seen.token)
-        with pytest.raises(DeploymentRefusedError):
-            await deployment.set_current("2", token=seen.token)
-        assert (await deployment.routing()).current == "1"
+async def test_two_who_change_a_deployment_at_once_do_not_overwrite_each_other(pair: Bench) -> None:
+    await pair.have_current("2")
+    deployment = WorkerDeployment(pair.client, pair.queue)
+    seen = await deployment.routing()
+    await deployment.set_current("1", token=seen.token)
+    with pytest.raises(DeploymentRefusedError):
+        await deployment.set_current("2", token=seen.token)
+    assert (await deployment.routing()).current == "1"
 
 
-async def test_unversioned_workers_can_be_made_current_again(bench: Bench) -> None:
-    async with bench.version("1"):
-        await bench.releases.make_current(bench.queue, "1")
-        with pytest.raises(DeploymentRefusedError, match="no worker of unversioned"):
-            await bench.releases.make_current(bench.queue, "")
-        await bench.releases.make_current(bench.queue, "", without_workers=True)
-        assert (await bench.versions())[""].role == "current"
+async def test_unversioned_workers_can_be_made_current_again(pair: Bench) -> None:
+    await pair.have_current("1")
+    with pytest.raises(DeploymentRefusedError, match="no worker of unversioned"):
+        await pair.releases.make_current(pair.queue, "")
+    await pair.releases.make_current(pair.queue, "", without_workers=True)
+    assert (await pair.versions())[""].role == "current"
 
 
 async def test_a_server_that_is_silent_is_given_up_in_time(bench: Bench) -> None:
@@ -307,76 +331,72 @@ async def why_not(bench: Bench, build_id: str, reason: str) -> None:
 
 
 class TestRollouts:
-    async def test_one_that_cannot_begin_says_why(self, bench: Bench) -> None:
-        start = ("rollout", "start", bench.pool)
-        assert "no versioned worker of pool" in await bench.command(*start, "2", code=3)
-        async with bench.version("1"), bench.version("2"):
-            await why_not(bench, "2", "has no current version to compare with")
-            await bench.releases.make_current(bench.queue, "1")
-            await why_not(bench, "1", "'1' is the current version")
-            await why_not(bench, "9", "has no version '9'")
-            async with bench.version("3"):
-                await bench.releases.ramp(bench.queue, "3", 10)
-                await why_not(bench, "2", "'3' is ramping")
+    async def test_one_that_cannot_begin_says_why(self, pair: Bench) -> None:
+        start = ("rollout", "start", f"{pair.pool}-other")
+        assert "no versioned worker of pool" in await pair.command(*start, "2", code=3)
+        await pair.have_current("")
+        await why_not(pair, "2", "has no current version to compare with")
+        await pair.releases.make_current(pair.queue, "1")
+        await why_not(pair, "1", "'1' is the current version")
+        await why_not(pair, "9", "has no version '9'")
+        async with pair.version("3"):
+            await pair.releases.ramp(pair.queue, "3", 10)
+            await why_not(pair, "2", "'3' is ramping")
 
-    async def test_it_is_steered_by_command(self, bench: Bench) -> None:
-        rollouts = Rollouts(bench.client)
+    async def test_an_abort_takes_the_share_away(self, pair: Bench) -> None:
+        await pair.have_current("1")
+        rollouts = Rollouts(pair.client)
+        await rollouts.start(RolloutInput(pool=pair.pool, canary="2"))
+        await rollouts.steer(pair.pool, "abort")
+        ended = await rollouts.until_ended(pair.pool)
+        assert ended.record is not None
+        assert ended.record.phase == "ABORTED"
+        assert (await WorkerDeployment(pair.client, pair.queue).routing()).ramping is None
+
+    async def test_a_change_by_hand_ends_it_without_touching_the_deployment(self, pair: Bench) -> None:
+        await pair.have_current("1")
+        rollouts = Rollouts(pair.client)
+        await rollouts.start(RolloutInput(pool=pair.pool, canary="2", look_seconds=0.2))
+        await pair.releases.ramp(pair.queue, "2", 0)
+        reading = await rollouts.until_ended(pair.pool, limit=timedelta(seconds=30))
+        assert reading.record is not None
+        assert reading.record.phase == "SUPERSEDED"
+
+    async def test_one_that_was_terminated_says_that_the_share_stays(self, pair: Bench) -> None:
+        await pair.have_current("1")
+        rollouts = Rollouts(pair.client)
+        await rollouts.start(RolloutInput(pool=pair.pool, canary="2"))
+        await pair.client.get_workflow_handle(f"rollout-{pair.pool}").terminate()
+        said = await pair.command("rollout", "status", pair.pool)
+        assert "ended from outside (TERMINATED): the share stays" in said
+        with pytest.raises(NoRolloutError):
+            await rollouts.steer(pair.pool, "pause")
+        # A new one takes it up.
+        await rollouts.start(RolloutInput(pool=pair.pool, canary="2"))
+        await rollouts.steer(pair.pool, "abort")
+        with pytest.raises(RolloutError):
+            await rollouts.steer(f"{pair.pool}-other", "abort")
+
+    async def test_it_is_steered_by_command(self, pair: Bench) -> None:
+        await pair.have_current("1")
+        rollouts = Rollouts(pair.client)
         with pytest.raises(NoRolloutError, match="has no rollout"):
-            await rollouts.read(bench.pool)
-        async with bench.version("1"), bench.version("2"):
-            await bench.releases.make_current(bench.queue, "1")
-            said = await bench.command("rollout", "start", bench.pool, "2", "--percent", "20")
-            assert f"2 against 1 in pool {bench.pool}: OBSERVING" in said
-            assert (await bench.versions())["2"].percentage == 20.0
-            with pytest.raises(RolloutError, match="not over"):
-                await rollouts.start(RolloutInput(pool=bench.pool, canary="2"))
-            await bench.command("rollout", "pause", bench.pool)
-            async with asyncio.timeout(20):
-                while (await bench.versions())["2"].percentage != 0.0:
-                    await asyncio.sleep(0.1)
-            assert (await bench.versions())["2"].role == "ramping"
-            await rollouts.steer(bench.pool, "resume")
-            assert "PROMOTED" in await bench.command("rollout", "promote", bench.pool)
-            assert (await bench.versions())["2"].role == "current"
-            with pytest.raises(NoRolloutError, match="no rollout that runs"):
-                await rollouts.steer(bench.pool, "pause")
-            record = json.loads(await bench.command("rollout", "status", bench.pool, "--json"))
-            assert [d["action"] for d in record["decisions"]] == ["ramp", "pause", "resume", "promote"]
-            assert (record["open"], record["phase"]) == (False, "PROMOTED")
-
-    async def test_an_abort_takes_the_share_away(self, bench: Bench) -> None:
-        async with bench.version("1"), bench.version("2"):
-            await bench.releases.make_current(bench.queue, "1")
-            rollouts = Rollouts(bench.client)
-            await rollouts.start(RolloutInput(pool=bench.pool, canary="2"))
-            await rollouts.steer(bench.pool, "abort")
-            ended = await rollouts.until_ended(bench.pool)
-            assert ended.record is not None
-            assert ended.record.phase == "ABORTED"
-            assert (await WorkerDeployment(bench.client, bench.queue).routing()).ramping is None
-
-    async def test_a_change_by_hand_ends_it_without_touching_the_deployment(self, bench: Bench) -> None:
-        async with bench.version("1"), bench.version("2"):
-            await bench.releases.make_current(bench.queue, "1")
-            rollouts = Rollouts(bench.client)
-            await rollouts.start(RolloutInput(pool=bench.pool, canary="2", look_seconds=0.2))
-            await bench.releases.ramp(bench.queue, "2", 0)
-            reading = await rollouts.until_ended(bench.pool, limit=timedelta(seconds=30))
-            assert reading.record is not None
-            assert reading.record.phase == "SUPERSEDED"
-
-    async def test_one_that_was_terminated_says_that_the_share_stays(self, bench: Bench) -> None:
-        async with bench.version("1"), bench.version("2"):
-            await bench.releases.make_current(bench.queue, "1")
-            rollouts = Rollouts(bench.client)
-            await rollouts.start(RolloutInput(pool=bench.pool, canary="2"))
-            await bench.client.get_workflow_handle(f"rollout-{bench.pool}").terminate()
-            said = await bench.command("rollout", "status", bench.pool)
-            assert "ended from outside (TERMINATED): the share stays" in said
-            with pytest.raises(NoRolloutError):
-                await rollouts.steer(bench.pool, "pause")
-            # A new one takes it up.
-            await rollouts.start(RolloutInput(pool=bench.pool, canary="2"))
-            await rollouts.steer(bench.pool, "abort")
-            with pytest.raises(RolloutError):
-                await rollouts.steer(f"{bench.pool}-other", "abort")
+            await rollouts.read(f"{pair.pool}-none")
+        said = await pair.command("rollout", "start", pair.pool, "2", "--percent", "20")
+        assert f"2 against 1 in pool {pair.pool}: OBSERVING" in said
+        assert (await pair.versions())["2"].percentage == 20.0
+        with pytest.raises(RolloutError, match="not over"):
+            await rollouts.start(RolloutInput(pool=pair.pool, canary="2"))
+        await pair.command("rollout", "pause", pair.pool)
+        async with asyncio.timeout(20):
+            while (await pair.versions())["2"].percentage != 0.0:
+                await asyncio.sleep(0.1)
+        assert (await pair.versions())["2"].role == "ramping"
+        await rollouts.steer(pair.pool, "resume")
+        assert "PROMOTED" in await pair.command("rollout", "promote", pair.pool)
+        assert (await pair.versions())["2"].role == "current"
+        with pytest.raises(NoRolloutError, match="no rollout that runs"):
+            await rollouts.steer(pair.pool, "pause")
+        record = json.loads(await pair.command("rollout", "status", pair.pool, "--json"))
+        assert [d["action"] for d in record["decisions"]] == ["ramp", "pause", "resume", "promote"]
+        assert (record["open"], record["phase"]) == (False, "PROMOTED")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
+from datetime import timedelta
 
 from activities.deployments import DeploymentNotFoundError, WorkerDeployment
+from api.deployments import Releases
 from tests.cli.stack import reelgate
 from tests.durability.site import Process, Site
+
+HEARTBEAT = timedelta(seconds=1)
 
 
 def start_version(site: Site, name: str, build_id: str, **environment: str) -> Process:
@@ -32,7 +34,12 @@ async def until_known(site: Site, task_queue: str, *build_ids: str) -> None:
                     return
             except DeploymentNotFoundError:
                 pass
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.25)
+
+
+async def releases(site: Site) -> Releases:
+    """What `reelgate deploy` asks and tells the server."""
+    return Releases(await site.client(), heartbeat=HEARTBEAT)
 
 
 async def deploy(site: Site, *arguments: str, code: int = 0) -> str:
@@ -45,8 +52,3 @@ async def deploy(site: Site, *arguments: str, code: int = 0) -> str:
     )
     assert done.returncode == code, done
     return done.stdout + done.stderr
-
-
-async def deploy_json(site: Site, *arguments: str) -> dict[str, Any]:
-    """Run `reelgate deploy ... --json`; its document."""
-    return dict(json.loads(await deploy(site, *arguments, "--json")))

@@ -1,4 +1,7 @@
-"""A deployment of real processes on this machine, made to be killed: server, workers, store and a receiver."""
+"""A deployment of real processes on this machine, made to be killed: server, workers, store and a receiver.
+
+Every start of a GPU worker costs seven seconds of a core, so a test takes those that the test before it left alive.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
+import httpx
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowFailureError
 
 from activities.inference.catalogue import AskedParameters, load_catalogue
+from tests.api.stand import NO_TLS
 from tests.cli.stack import REELGATE, clean_environment
 from tests.receiver import Receiver
 from tests.workflows.jobs import record_of, start_job, status_of
@@ -32,6 +37,7 @@ from workflows.failures import FailureCode
 from workflows.tasks import CallbackTarget, GenerationInput, Limits, TaskEvent, TaskRecord, User
 
 MODELS = ("tiny-wan", "tiny-ltx")
+GPU_WORKERS = ("gpu-a", "gpu-b")
 TENANT = "durable"
 PATIENT = Limits(queue_timeout_seconds=60, heartbeat_timeout_seconds=3, deadline_seconds=240, kill_grace_seconds=2)
 """Limits of the jobs here: a lost worker is noticed within 3 s."""
@@ -43,6 +49,18 @@ class Process:
 
     name: str
     popen: subprocess.Popen[bytes]
+    health_port: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.popen.poll() is None
+
+    def device(self) -> dict[str, Any]:
+        """The one device of a GPU worker, as its health port shows it."""
+        shown = httpx.get(f"http://127.0.0.1:{self.health_port}/healthz", timeout=20, verify=NO_TLS).json()
+        (device,) = shown["devices"]
+        return dict(device)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it alone."""
@@ -67,10 +85,11 @@ class Site:
     server: DevServer
     settings: Settings
     processes: dict[str, Process] = field(default_factory=dict)
+    _client: Client | None = None
 
     @classmethod
     async def open(
-        cls, folder: Path, receiver: Receiver, *, workers: Sequence[str] = ("control", "callback", "gpu-a", "gpu-b")
+        cls, folder: Path, receiver: Receiver, *, workers: Sequence[str] = ("control", "callback", *GPU_WORKERS)
     ) -> Self:
         """Start the server and workers; by default one control and one callback worker, and two GPU workers."""
         port, ui_port = free_port(), free_port()
@@ -81,7 +100,7 @@ class Site:
             temporal_address=server.address,
             namespace="default",
             extra_models=MODELS,
-            worker_drain_seconds=2,
+            worker_drain_seconds=1,
             inference_threads=1,
         )
         site = cls(folder=folder, receiver=receiver, server=server, settings=settings)
@@ -102,7 +121,23 @@ class Site:
     def start(self, name: str, **environment: str) -> Process:
         """Start a worker: `control`, `callback` or `gpu`, or one of these with `-<anything>` behind it."""
         kind = name.split("-", maxsplit=1)[0]
-        return self._spawn(name, [*REELGATE, "worker", kind], {"REELGATE_WORKER_NAME": name, **environment})
+        port = free_port() if kind == "gpu" else None
+        health = {"REELGATE_WORKER_HEALTH_PORT": str(port)} if port else {}
+        process = self._spawn(
+            name, [*REELGATE, "worker", kind], {"REELGATE_WORKER_NAME": name, **health, **environment}
+        )
+        process.health_port = port
+        return process
+
+    def gpu_workers(self, count: int) -> list[str]:
+        """Have so many GPU workers, of those that live if possible; their names. New ones take a moment to poll."""
+        alive = [name for name in GPU_WORKERS if name in self.processes and self.processes[name].alive]
+        for name in alive[count:]:
+            self.processes[name].kill()
+        started = [name for name in GPU_WORKERS if name not in alive][: max(0, count - len(alive))]
+        for name in started:
+            self.start(name)
+        return [*alive[:count], *started]
 
     def environment(self, **changes: str) -> dict[str, str]:
         """Environment of every process of the site."""
@@ -111,7 +146,7 @@ class Site:
             REELGATE_DATA_DIR=str(self.folder),
             REELGATE_TEMPORAL_ADDRESS=self.server.address,
             REELGATE_EXTRA_MODELS=",".join(MODELS),
-            REELGATE_WORKER_DRAIN_SECONDS="2",
+            REELGATE_WORKER_DRAIN_SECONDS="1",
             REELGATE_INFERENCE_THREADS="1",
             **changes,
         )
@@ -131,15 +166,17 @@ class Site:
     def close(self) -> None:
         """End every process of the site."""
         for process in self.processes.values():
-            if process.popen.poll() is None:
+            if process.alive:
                 os.kill(process.popen.pid, signal.SIGCONT)
                 process.popen.kill()
         for process in self.processes.values():
             process.popen.wait(10)
 
     async def client(self) -> Client:
-        """A client with the site's codec."""
-        return await connect(self.settings)
+        """A client with the site's codec. It finds the server again after a restart."""
+        if self._client is None:
+            self._client = await connect(self.settings)
+        return self._client
 
     def job(self, *, model: str = "tiny-wan", steps: int = 100, limits: Limits = PATIENT) -> GenerationInput:
         """A request as the API would accept it; about 12 ms a step on an idle core."""
@@ -175,7 +212,7 @@ class Site:
             return []
         return [a.outcome for a in (await record_of(description)).attempts]
 
-    async def until_running(self, job: GenerationInput, *, after: float = 0.7) -> str:
+    async def until_running(self, job: GenerationInput, *, after: float = 0.4) -> str:
         """Wait until a worker has run the job for `after` seconds; the name of the worker."""
         async with asyncio.timeout(90):
             while status_of(description := await self.describe(job)) != "PROCESSING":
@@ -202,7 +239,7 @@ class Site:
 
     def callbacks(self, job: GenerationInput) -> list[str]:
         """Terminal events that the receiver got for the job."""
-        return [str(body["type"]) for r in self.receiver.requests if (body := r.json())["task_id"] == job.task_id]
+        return [str(body["type"]) for r in self.receiver.requests if (body := r.json()).get("task_id") == job.task_id]
 
     async def check_one_ending(self, job: GenerationInput, record: TaskRecord) -> None:
         """One terminal callback, and exactly the artifact that the record names."""

@@ -28,7 +28,7 @@ from workflows import naming
 from workflows.quotas import TierLimits
 from workflows.tasks import User
 
-USERS = 20
+USERS = max(6, scaled(20))
 AT_ONCE = 16
 GIVES_UP = 0.2
 """Of the clients: those whose connection broke do not come back, and what they had asked for is nobody's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from api.deployments import VersionState
 from api.rollouts import Rollouts
-from tests.durability.releases import deploy, deploy_json, start_version, until_known
+from tests.durability.releases import deploy, releases, start_version, until_known
 from tests.durability.site import PATIENT, Site, quick
 from tests.receiver import Receiver
 from tests.scale import soak_only
@@ -23,18 +24,16 @@ from workflows.tasks import GenerationInput, Limits
 
 pytestmark = [pytest.mark.durability, pytest.mark.timeout(240)]
 
-QUICKLY = ("--percent", "50", "--look-seconds", "1", "--leave-out-seconds", "0.5", "--overdue-seconds", "60")
+QUICKLY = ("--percent", "50", "--look-seconds", "0.5", "--leave-out-seconds", "0.5", "--overdue-seconds", "60")
 
 
 @pytest_asyncio.fixture(scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Control and callback workers as always, and a GPU worker of version 1 that is current."""
+    """Control and callback workers as always, and a GPU worker of version 1."""
     async with Receiver() as receiver:
         opened = await Site.open(tmp_path_factory.mktemp("site"), receiver, workers=("control", "callback"))
         try:
             start_version(opened, "gpu-one", "1")
-            await until_known(opened, "gpu-default", "1")
-            await deploy(opened, "current", "gpu-default", "1")
             yield opened
         finally:
             opened.close()
@@ -69,12 +68,23 @@ async def traffic(site: Site, limits: Limits) -> AsyncIterator[list[GenerationIn
         await asyncio.wait({submitting})
 
 
+async def offered(site: Site, build_id: str) -> None:
+    """Version 1 is current, and workers of another one have polled."""
+    await until_known(site, "gpu-default", "1", build_id)
+    await (await releases(site)).make_current("gpu-default", "1")
+
+
 async def until_over(site: Site) -> RolloutRecord:
     """The rollout's record when it is over."""
     reading = await Rollouts(await site.client()).until_ended("default", limit=timedelta(seconds=150))
     assert not reading.open
     assert reading.record is not None
     return reading.record
+
+
+async def versions(site: Site) -> Sequence[VersionState]:
+    """The versions of the pool, as an operator sees them."""
+    return (await (await releases(site)).state("gpu-default")).versions
 
 
 def broken_models(site: Site, folder: Path) -> str:
@@ -95,8 +105,8 @@ async def test_a_version_that_fails_is_rolled_back_and_no_task_in_flight_is_harm
     start_version(
         site, "gpu-bad", "2-bad", REELGATE_MODELS_FILE=broken_models(site, tmp_path), REELGATE_EXTRA_MODELS=""
     )
-    await until_known(site, "gpu-default", "2-bad")
-    in_flight = [site.job(steps=80, limits=quick(max_attempts=50)) for _ in range(4)]
+    await offered(site, "2-bad")
+    in_flight = [site.job(steps=50, limits=quick(max_attempts=50)) for _ in range(4)]
     for job in in_flight:
         await site.submit(job)
     said = await deploy(site, "rollout", "start", "default", "2-bad", *QUICKLY)
@@ -109,8 +119,7 @@ async def test_a_version_that_fails_is_rolled_back_and_no_task_in_flight_is_harm
     assert comparison.reason == "significantly worse: error rate"
     assert comparison.canary_failed == comparison.canary_tasks > 0
     assert comparison.current_failed == 0
-    (gpu,) = (await deploy_json(site, "status", "gpu-default"))["items"]
-    assert {v["build_id"]: v["percentage"] for v in gpu["versions"]} == {"1": 100.0, "2-bad": 0.0}
+    assert {v.build_id: v.percentage for v in await versions(site)} == {"1": 100.0, "2-bad": 0.0}
     for job in in_flight:
         ended = await site.record(job)
         assert ended.status is TaskStatus.SUCCEEDED
@@ -129,7 +138,7 @@ async def test_a_version_that_fails_is_rolled_back_and_no_task_in_flight_is_harm
 @pytest.mark.soak
 async def test_a_version_that_is_as_good_is_promoted(site: Site) -> None:
     start_version(site, "gpu-good", "3")
-    await until_known(site, "gpu-default", "3")
+    await offered(site, "3")
     await deploy(
         *(site, "rollout", "start", "default", "3", *QUICKLY, "--observe-hours", "0.0005", "--extensions", "1000"),
         *("--min-tasks", "8", "--max-delay-percent", "10000"),
@@ -141,8 +150,7 @@ async def test_a_version_that_is_as_good_is_promoted(site: Site) -> None:
     assert comparison is not None
     assert comparison.canary_tasks >= 8
     assert comparison.canary_failed == comparison.current_failed == 0
-    (gpu,) = (await deploy_json(site, "status", "gpu-default"))["items"]
-    assert next(v for v in gpu["versions"] if v["build_id"] == "3")["role"] == "current"
+    assert next(v for v in await versions(site) if v.build_id == "3").role == "current"
     records = [await site.record(job) for job in jobs]
     assert {r.status for r in records} == {TaskStatus.SUCCEEDED}
     assert {r.attempts[-1].worker_version for r in records} == {"1", "3"}

@@ -1,45 +1,28 @@
-"""Processes die while a batch runs: it goes on where it was, and no item is generated twice."""
+"""A batch as the API posts it, on a site of real processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from hashlib import sha256
 from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDReusePolicy
 from temporalio.service import RPCError
 
 from activities.batches import ITEMS_TYPE, items_body
 from tests.durability.site import Site
-from tests.receiver import Receiver
 from tests.scale import scaled
 from tests.workflows.jobs import record_of
 from workers.registry import object_store
 from workflows import naming
 from workflows.batch import BatchWorkflow
-from workflows.batches import CONTENT_DIGITS, BatchInput, BatchRecord, BatchStatus
+from workflows.batches import CONTENT_DIGITS, BatchInput, BatchRecord
 from workflows.tasks import CallbackTarget, GenerationInput, TaskRecord
 
-pytestmark = [pytest.mark.durability, pytest.mark.timeout(300)]
-
 SIZE = max(7, scaled(30))
-KILLED_AT = min(20, SIZE - 5)
-"""Items that are done when the first process dies; the next ones follow an item later each."""
-
-
-@pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with Receiver() as receiver:
-        opened = await Site.open(tmp_path_factory.mktemp("batch-site"), receiver)
-        try:
-            yield opened
-        finally:
-            opened.close()
 
 
 @dataclass
@@ -123,55 +106,3 @@ class Posted:
         return [
             body for r in self.site.receiver.requests if (body := r.json()).get("batch_id") == self.request.batch_id
         ]
-
-
-async def test_a_batch_survives_every_process_and_posted_again_generates_nothing(site: Site) -> None:
-    batch = await Posted.start(site)
-    await batch.until_done(KILLED_AT)
-    site.processes["gpu-a"].kill()
-    site.start("gpu-a")
-    await batch.until_done(KILLED_AT + 1)
-    site.processes["control"].kill()
-    site.start("control")
-    await batch.until_done(KILLED_AT + 2)
-    site.processes["temporal"].kill()
-    await asyncio.sleep(1)
-    await site.start_server()
-
-    record = await batch.end()
-    assert (record.status, record.states) == (BatchStatus.COMPLETED, "S" * SIZE)
-    records = await batch.task_records()
-    # An item whose worker or whose server died has lost attempts; none has a second clip.
-    assert [sum(a.outcome is None for a in task.attempts) for task in records] == [1] * SIZE
-    assert [len(site.manifests(plan)) for plan in batch.plans] == [1] * SIZE
-    assert sum(task.attempt_count for task in records) <= SIZE + 6
-    async with asyncio.timeout(30):
-        while not batch.bodies():
-            await asyncio.sleep(0.1)
-    assert [(body["type"], body["status"]) for body in batch.bodies()] == [("batch.completed", "COMPLETED")]
-
-    again = await Posted.start(site, batch.plans, after=batch)
-    repeated = await again.end()
-    assert (repeated.states, repeated.gpu_seconds) == ("S" * SIZE, 0.0)
-    assert await batch.task_records() == records
-    assert [len(site.manifests(plan)) for plan in batch.plans] == [1] * SIZE
-
-
-async def test_a_batch_that_was_lost_for_good_is_resumed_by_posting_it_again(site: Site) -> None:
-    batch = await Posted.start(site)
-    await batch.until_done(SIZE * 2 // 3)
-    handle = (await site.client()).get_workflow_handle(batch.request.batch_id)
-    await handle.terminate()
-    before = await batch.record()
-    assert before is not None
-    done = before.states.count("S")
-    resumed_at = datetime.now(UTC)
-    again = await Posted.start(site, batch.plans, after=batch)
-    assert (await again.end()).states == "S" * SIZE
-    records = await batch.task_records()
-    assert [task.attempt_count for task in records] == [1] * SIZE
-    # What ran after the loss: the rest, and what was open in that moment.
-    started = [task.started_at for task in records]
-    later = sum(at is not None and at > resumed_at for at in started)
-    assert SIZE - done - batch.request.parallelism - 1 <= later <= SIZE - done
-    assert max(task.finished_at - resumed_at for task in records if task.finished_at) < timedelta(seconds=120)
