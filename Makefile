@@ -33,7 +33,9 @@ demo: $(INSTALLED)
 dev: $(INSTALLED)
 	@$(BIN)/reelgate dev
 
-test: lint types imports unit
+# The types beside the tests, which wait a good deal.
+test: lint imports
+	@$(MAKE) --no-print-directory --jobs=2 types unit
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
@@ -45,10 +47,10 @@ types: $(INSTALLED)
 imports: $(INSTALLED)
 	@$(BIN)/lint-imports
 
-# Three processes, a file at a time, in the order of tests/conftest.py: each has servers and workers of its own.
+# Four processes, a file at a time, in the order of tests/conftest.py: each has servers and workers of its own.
 # Real processes share two cores with each other here: what misses a wait is run again, and reported as a rerun.
 unit: $(INSTALLED)
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2
 
 soak: $(INSTALLED)
 	@REELGATE_SOAK=1 $(BIN)/pytest -m soak --timeout=3600
