@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import httpx
 
 from tests.api.stand import http_client
+from tests.benchmarks.bench_submit import Bare
 from tests.benchmarks.site import bench_site, call_all, median, report, rounded
 
 BACKLOGS = (10, 100, 1_000, 5_000)
@@ -23,70 +26,85 @@ CONCURRENCY = 16
 IDLE_SECONDS = 0.05
 
 
-async def submit(http: httpx.AsyncClient, user: str) -> str:
-    """Submit a new task; a full moment is waited out, as a client does."""
-    body = {"prompt": f"a red circle moving right {uuid4().hex}"}
-    while True:
-        reply = await http.post("/tasks", json=body, headers={"X-User-Id": user})
-        if reply.status_code == httpx.codes.ACCEPTED:
-            return str(reply.json()["task_id"])
-        assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE, reply.text
-        await asyncio.sleep(0.2)
+class Crowd:
+    """Users who submit and read.
+
+    Args:
+        http: of a service key.
+        bare: counts the tasks that have reached the GPU queue.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, bare: Bare) -> None:
+        self._http = http
+        self._bare = bare
+        self.submitted = 0
+
+    async def submit(self, user: str) -> str:
+        """Submit a new task; a full moment is waited out, as a client does."""
+        body = {"prompt": f"a red circle moving right {uuid4().hex}"}
+        while True:
+            reply = await self._http.post("/tasks", json=body, headers={"X-User-Id": user})
+            if reply.status_code == httpx.codes.ACCEPTED:
+                self.submitted += 1
+                return str(reply.json()["task_id"])
+            assert reply.status_code == httpx.codes.SERVICE_UNAVAILABLE, reply.text
+            await asyncio.sleep(0.2)
+
+    async def fill(self, count: int, users: int) -> None:
+        """Submit `count` tasks, spread over `users`, and wait until all of them wait for a GPU: a start leaves work."""
+        await call_all(lambda number: self.submit(f"user-{number % users}"), count, at_once=CONCURRENCY)
+        while await self._bare.queued() < self.submitted:
+            await asyncio.sleep(0.2)
+
+    async def probe(self) -> tuple[float, float]:
+        """Median milliseconds of a submission and of reading the task, one at a time."""
+        submitted, read = [], []
+        for _ in range(ROUNDS):
+            await asyncio.sleep(IDLE_SECONDS)
+            began = time.perf_counter()
+            task_id = await self.submit("prober")
+            submitted.append(time.perf_counter() - began)
+            await asyncio.sleep(IDLE_SECONDS)
+            began = time.perf_counter()
+            (await self._http.get(f"/tasks/{task_id}", headers={"X-User-Id": "prober"})).raise_for_status()
+            read.append(time.perf_counter() - began)
+        return median(submitted) * 1_000, median(read) * 1_000
 
 
-async def fill(http: httpx.AsyncClient, count: int, users: int) -> None:
-    """Submit `count` tasks, spread over `users`."""
-    await call_all(lambda number: submit(http, f"user-{number % users}"), count, at_once=CONCURRENCY)
-    await asyncio.sleep(2)
-
-
-async def probe(http: httpx.AsyncClient) -> tuple[float, float]:
-    """Median milliseconds of a submission and of reading the task, one at a time."""
-    submitted, read = [], []
-    for _ in range(ROUNDS):
-        await asyncio.sleep(IDLE_SECONDS)
-        began = time.perf_counter()
-        task_id = await submit(http, "prober")
-        submitted.append(time.perf_counter() - began)
-        await asyncio.sleep(IDLE_SECONDS)
-        began = time.perf_counter()
-        (await http.get(f"/tasks/{task_id}", headers={"X-User-Id": "prober"})).raise_for_status()
-        read.append(time.perf_counter() - began)
-    return median(submitted) * 1_000, median(read) * 1_000
+@asynccontextmanager
+async def crowd() -> AsyncIterator[Crowd]:
+    """One API process and one control worker."""
+    async with bench_site() as site:
+        site.worker("control")
+        process = site.api()
+        await asyncio.to_thread(process.until_ready)
+        async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {site.keys['service']}"}) as http:
+            opened = Crowd(http, Bare(site.client))
+            await opened.probe()
+            yield opened
 
 
 async def main() -> None:
     """Measure and print."""
     figures: dict[str, float] = {}
-    async with bench_site() as site:
-        site.worker("control")
-        process = site.api()
-        await asyncio.to_thread(process.until_ready)
-        async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {site.keys['service']}"}) as http:
-            await probe(http)
-            filled, first = 3 * ROUNDS, (0.0, 0.0)
-            for size in BACKLOGS:
-                await fill(http, max(size - filled, 0), 10)
-                filled = max(size, filled) + ROUNDS
-                now = await probe(http)
-                first = first if any(first) else now
-                figures[f"submit_ms_backlog_{size}"] = rounded(now[0])
-                figures[f"read_ms_backlog_{size}"] = rounded(now[1])
-            figures["submit_growth_backlog"] = rounded(now[0] / first[0])
-            figures["read_growth_backlog"] = rounded(now[1] / first[1])
-    async with bench_site() as site:
-        site.worker("control")
-        process = site.api()
-        await asyncio.to_thread(process.until_ready)
-        async with http_client(f"{process.url}/api/v1", {"Authorization": f"Bearer {site.keys['service']}"}) as http:
-            await probe(http)
-            alone = 0.0
-            for users in USERS:
-                await fill(http, users, users)
-                submitted, _ = await probe(http)
-                alone = alone or submitted
-                figures[f"submit_ms_users_{users}"] = rounded(submitted)
-            figures["submit_growth_users"] = rounded(submitted / alone)
+    async with crowd() as people:
+        first = (0.0, 0.0)
+        for size in BACKLOGS:
+            await people.fill(max(size - people.submitted, 0), 10)
+            now = await people.probe()
+            first = first if any(first) else now
+            figures[f"submit_ms_backlog_{size}"] = rounded(now[0])
+            figures[f"read_ms_backlog_{size}"] = rounded(now[1])
+        figures["submit_growth_backlog"] = rounded(now[0] / first[0])
+        figures["read_growth_backlog"] = rounded(now[1] / first[1])
+    async with crowd() as people:
+        alone = 0.0
+        for users in USERS:
+            await people.fill(users, users)
+            submitted, _ = await people.probe()
+            alone = alone or submitted
+            figures[f"submit_ms_users_{users}"] = rounded(submitted)
+        figures["submit_growth_users"] = rounded(submitted / alone)
     report("growth", figures)
 
 
