@@ -28,6 +28,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.artifacts import storage_failures
 from activities.job_start import start_job
+from activities.memory import remember
 from activities.storage import ObjectNotFoundError, ObjectStore
 from workflows.batches import (
     BatchStep,
@@ -149,10 +150,7 @@ class BatchItems(BatchActivities):
                 raise ApplicationError(
                     "the items of the batch are not stored any more", type=FailureCode.INPUT_GONE, non_retryable=True
                 ) from None
-            self._remembered[key] = known
-        self._remembered.move_to_end(key)
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+        remember(self._remembered, key, known, at_most=MAX_REMEMBERED)
         return known
 
     async def _look(self, batch_id: str, task: ItemTask) -> ItemReading:

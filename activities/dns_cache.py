@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from activities.egress_policy import Address
+from activities.memory import remember
 
 Resolver = Callable[[str], Awaitable[tuple[Address, ...]]]
 """Addresses of a name, best first. Raises `NameNotFoundError`; anything else it raises is an outage."""
@@ -167,8 +168,5 @@ class DnsCache:
         return self._store(name, _Entry(known.addresses, known.resolved_at, retry_at))
 
     def _store(self, name: str, entry: _Entry) -> _Entry:
-        self._entries[name] = entry
-        self._entries.move_to_end(name)
-        while len(self._entries) > self._max_names:
-            self._entries.popitem(last=False)
+        remember(self._entries, name, entry, at_most=self._max_names)
         return entry

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from activities.memory import remember
 from api.jobs import Job, Jobs
 from workflows import naming
 from workflows.tasks import User
@@ -33,10 +34,7 @@ class Chains:
         """Whether this process hears of a key for the first time, as far as it remembers; from now on it does."""
         first = naming.task_id(user, key)
         known = first in self._heard
-        self._heard[first] = None
-        self._heard.move_to_end(first)
-        while len(self._heard) > MAX_HEARD:
-            self._heard.popitem(last=False)
+        remember(self._heard, first, None, at_most=MAX_HEARD)
         return not known
 
     async def links(self, user: User, key: str) -> list[Job]:
@@ -80,7 +78,4 @@ class Chains:
             return
         ended = [job.request.task_id for job in links if job.closing is not None]
         if ended:
-            self._newest_ended[first] = ended[-1]
-            self._newest_ended.move_to_end(first)
-        while len(self._newest_ended) > MAX_REMEMBERED:
-            self._newest_ended.popitem(last=False)
+            remember(self._newest_ended, first, ended[-1], at_most=MAX_REMEMBERED)

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from activities.memory import remember
+
 FRESH_SECONDS: Final = 600.0
 """An idle admission closes after an hour; what is wrong here costs one more round trip and nothing else."""
 MAX_REMEMBERED: Final = 10_000
@@ -28,10 +30,7 @@ class OpenAdmissions:
 
     def note(self, admission_id: str) -> None:
         """It has just answered, whatever it said."""
-        self._heard_at[admission_id] = self._clock()
-        self._heard_at.move_to_end(admission_id)
-        while len(self._heard_at) > MAX_REMEMBERED:
-            self._heard_at.popitem(last=False)
+        remember(self._heard_at, admission_id, self._clock(), at_most=MAX_REMEMBERED)
 
     def forget(self, admission_id: str) -> None:
         """It has closed."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Final
 
+from activities.memory import remember
 from api.auth import Caller
 from api.fleet import Fleet
 from api.jobs import Delivery, Job, Jobs
@@ -175,10 +176,8 @@ class Readings:
         return reading
 
     def _remember(self, task_id: str, reading: Reading, until: float, job_until: float) -> None:
-        self._remembered[task_id] = _Remembered(reading=reading, until=until, job_until=job_until)
-        self._remembered.move_to_end(task_id)
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+        known = _Remembered(reading=reading, until=until, job_until=job_until)
+        remember(self._remembered, task_id, known, at_most=MAX_REMEMBERED)
 
     async def _delivery(self, job: Job) -> Delivery | None:
         if job.record is None or not job.record.callback_started:

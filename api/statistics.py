@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from temporalio.client import Client, WorkflowExecution
 
+from activities.memory import remember
 from api.listing import status_filter
 from api.statistics_schemas import StateDuration, Stats
 from api.temporal_calls import bounded
@@ -61,10 +62,7 @@ class _Cache(Generic[Made]):
         until, making = self._made.get(name, (0.0, None))
         if making is None or until <= time.monotonic() or _failed(making):
             making = asyncio.ensure_future(_awaited(make))
-            self._made[name] = (time.monotonic() + self._seconds, making)
-            self._made.move_to_end(name)
-            while len(self._made) > _MAX_REMEMBERED:
-                self._made.popitem(last=False)
+            remember(self._made, name, (time.monotonic() + self._seconds, making), at_most=_MAX_REMEMBERED)
         # Shielded: one reader may go away, the others still want the result.
         return await asyncio.shield(making)
 

@@ -11,6 +11,7 @@ from typing import Final
 from temporalio.client import Client
 
 from activities.admission import AdmissionListings
+from activities.memory import remember
 from api.admission import acts_for_end_user, tenant_limits, user_limits
 from api.auth import Caller
 from api.quota import QUOTA_TIMEOUT, read_usage
@@ -110,10 +111,7 @@ class UsageReports:
             amount = await bounded(lambda: self._listings.list_used(wanted), limit=QUOTA_TIMEOUT)
             used = AmountUsed(since=since, tasks=amount.tasks, gpu_seconds=round(amount.gpu_seconds, 3))
             known = _Counted(used=used, until=time.monotonic() + CACHE_SECONDS)
-            self._counted[name] = known
-            self._counted.move_to_end(name)
-            while len(self._counted) > _MAX_REMEMBERED:
-                self._counted.popitem(last=False)
+            remember(self._counted, name, known, at_most=_MAX_REMEMBERED)
         return known.used
 
 

@@ -22,6 +22,7 @@ from temporalio.worker import (
     WorkflowInterceptorClassInput,
 )
 
+from activities.memory import remember
 from workflows.naming import MEMO_RECORD
 from workflows.tasks import CallbackRecord, CallbackStatus, TaskRecord
 
@@ -62,9 +63,7 @@ class EndedRuns(Interceptor):
         with self._lock:
             if run_id in self._told:
                 return
-            self._told[run_id] = None
-            if len(self._told) > _REMEMBERED_RUNS:
-                self._told.popitem(last=False)
+            remember(self._told, run_id, None, at_most=_REMEMBERED_RUNS)
         if isinstance(record, CallbackRecord):
             if self._callback is not None:
                 self._callback(record)
