@@ -144,7 +144,7 @@ async def admit(
     if tenant_limits is not None:
         levels.append(_Level(admission_id=tenant_admission_id(user.tenant), user_hash="", limits=tenant_limits))
     claim = uuid4().hex
-    door = _Door(client, pulse or ControlPulse(client), running if running is not None else OpenAdmissions())
+    door = _Door(client, pulse or ControlPulse(client), running or OpenAdmissions())
     places: list[AdmissionPlace] = []
     asked: list[str] = []
     try:

@@ -26,10 +26,6 @@ class Backlog:
         self._queues = queues
         self._max = max_backlog
 
-    def look_ahead(self, pool: str) -> None:
-        """A task for this pool may be checked in a moment."""
-        self._queues.look_ahead(pool)
-
     async def check(self, request: GenerationInput, *, share: float = 1.0, more: int = 0) -> None:
         """Let a new task in.
 

@@ -33,10 +33,6 @@ class Intake:
         self._admission = admission
         self._backlog = backlog
 
-    def look_ahead(self, pool: str) -> None:
-        """A task for this pool may come in a moment."""
-        self._backlog.look_ahead(pool)
-
     async def start(self, caller: Caller, request: GenerationInput, image: InputImage | None = None) -> bool:
         """Start the job of a new task; False when there is a run of this id already, open or closed.
 

@@ -112,15 +112,6 @@ class Queues:
         self._locks: dict[str, asyncio.Lock] = {}
         self._ahead: set[asyncio.Task[QueueStatistics | None]] = set()
 
-    def look_ahead(self, pool: str) -> None:
-        """Begin to ask about a pool whose statistics will be wanted in a moment."""
-        cached = self._cached.get(pool)
-        if cached is not None and time.monotonic() < cached.until:
-            return
-        asking = asyncio.create_task(self.pool(pool))
-        self._ahead.add(asking)
-        asking.add_done_callback(self._ahead.discard)
-
     async def pool(self, name: str) -> QueueStatistics | None:
         """Statistics of a pool; None when Temporal does not say."""
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -136,7 +127,10 @@ class Queues:
         cached = self._cached.get(name)
         if cached is None or time.monotonic() >= cached.until + RECENT_SECONDS - CACHE_SECONDS:
             return await self.pool(name)
-        self.look_ahead(name)
+        if time.monotonic() >= cached.until:
+            asking = asyncio.create_task(self.pool(name))
+            self._ahead.add(asking)
+            asking.add_done_callback(self._ahead.discard)
         return cached.statistics
 
     async def length(self, pool: str) -> TaskLength | None:

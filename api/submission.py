@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from api.auth import Caller
@@ -89,31 +90,26 @@ class Submissions:
             key = naming.explicit_key(idempotency_key)
         else:
             key = naming.derived_key({k: v for k, v in checked.fields.items() if k not in UNKEYED_FIELDS})
-        self._intake.look_ahead(checked.spec.pool)
-        # What was never asked for here is new nearly always, so it is not looked up: the start of what exists fails.
-        guessed = self._chains.is_first_heard(user, key)
-        chain = [] if guessed else await self._chains.links(user, key)
+        explicit = idempotency_key is not None
+        start = partial(self._start, caller, checked, key, explicit=explicit)
         refusal: GatewayError | None = None
+        # What was never asked for here is new nearly always, so it is not looked up: the start of what exists fails,
+        # and no limit concerns it.
+        if self._chains.is_first_heard(user, key):
+            try:
+                if (started := await start(after=None)) is not None:
+                    return started
+            except _LIMITS as error:
+                refusal = error
+        chain = await self._chains.links(user, key)
+        if refusal is not None and not chain:
+            raise refusal
         for _ in range(MAX_ROUNDS):
-            answer = await self._answer(chain, checked, explicit=idempotency_key is not None)
+            answer = await self._answer(chain, checked, explicit=explicit)
             if answer is not None:
                 return Submitted(job=answer, replayed=True)
-            if refusal is not None and not chain:
-                raise refusal
-            newest = chain[-1].request.task_id if chain else None
-            request = self._request(caller, checked, key, after=newest, explicit=idempotency_key is not None)
-            try:
-                if await self._intake.start(caller, request, checked.image):
-                    job = Job(request=request, status=TaskStatus.QUEUED, opened_at=request.accepted_at)
-                    return Submitted(job=job, replayed=False)
-            except _LIMITS as error:
-                # No limit concerns a task that exists already.
-                if not guessed:
-                    raise
-                refusal = error
-            else:
-                refusal = None
-            guessed = False
+            if (started := await start(after=chain[-1].request.task_id if chain else None)) is not None:
+                return started
             chain = await self._chains.links(user, key)
         raise TemporalUnavailableError("Too many equal requests at the same time; repeat this one.")
 
@@ -151,6 +147,17 @@ class Submissions:
         if current is None or (current.closing is not None and not _still_answers(current)):
             return None
         return current
+
+    async def _start(
+        self, caller: Caller, checked: CheckedRequest, key: str, *, after: str | None, explicit: bool
+    ) -> Submitted | None:
+        """Start the task that follows `after` in its chain; None when it is there already."""
+        request = self._request(caller, checked, key, after=after, explicit=explicit)
+        if not await self._intake.start(caller, request, checked.image):
+            return None
+        return Submitted(
+            job=Job(request=request, status=TaskStatus.QUEUED, opened_at=request.accepted_at), replayed=False
+        )
 
     def _request(
         self, caller: Caller, checked: CheckedRequest, key: str, *, after: str | None, explicit: bool

@@ -45,15 +45,13 @@ def health_app(
     return app
 
 
-def open_health_port(settings: Settings) -> socket.socket | None:
-    """Open the port, before the worker has its name, which tells where it is; None when it is off.
+def open_health_port(port: int, settings: Settings) -> socket.socket:
+    """Open the port, before the worker has its name, which tells where it is.
 
     Raises:
         ConfigurationError: the port is taken.
     """
-    if settings.worker_health_port is None:
-        return None
-    return listen(settings.worker_health_host, settings.worker_health_port, setting="REELGATE_WORKER_HEALTH_PORT")
+    return listen(settings.worker_health_host, port, setting="REELGATE_WORKER_HEALTH_PORT")
 
 
 def health_address(listening: socket.socket, settings: Settings) -> str:

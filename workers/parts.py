@@ -35,7 +35,7 @@ class Parts:
     interceptors: Sequence[Interceptor] = ()
 
 
-def activity_slots(supplier: FixedSizeSlotSupplier | CustomSlotSupplier) -> WorkerTuner:
+def activity_slots(supplier: CustomSlotSupplier) -> WorkerTuner:
     """Slots for a worker that runs activities only."""
     unused = FixedSizeSlotSupplier(1)
     return WorkerTuner.create_composite(

@@ -61,8 +61,8 @@ async def run_worker(kind: WorkerKind, settings: Settings) -> int:
             # A web server, a fifth of the start: not for workers without the port.
             from workers.health import health_address, open_health_port, serve_health  # noqa: PLC0415
 
-            if listening := open_health_port(settings):
-                address = health_address(listening, settings)
+            listening = open_health_port(settings.worker_health_port, settings)
+            address = health_address(listening, settings)
             settings = with_sdk_metrics(settings)
         name = worker_identity(kind, settings, health=address)
         async with AsyncExitStack() as stack:

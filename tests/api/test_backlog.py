@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -64,20 +65,24 @@ class Sender:
         await asyncio.gather(*(self.http.post(path, json={"mode": "hard"}) for path in paths))
 
 
+@asynccontextmanager
+async def sending(stand: Stand) -> AsyncIterator[Sender]:
+    async with stand.user() as http:
+        sender = Sender(http)
+        yield sender
+        await sender.take_back()
+
+
 @pytest_asyncio.fixture
 async def sender(bounded: Stand) -> AsyncIterator[Sender]:
-    async with bounded.user() as http:
-        made = Sender(http)
-        yield made
-        await made.take_back()
+    async with sending(bounded) as sender:
+        yield sender
 
 
 @pytest_asyncio.fixture
 async def other(bounded: Stand) -> AsyncIterator[Sender]:
-    async with bounded.user() as http:
-        made = Sender(http)
-        yield made
-        await made.take_back()
+    async with sending(bounded) as sender:
+        yield sender
 
 
 async def known(http: httpx.AsyncClient, *, backlog: int, live_slots: int | None = None) -> dict[str, Any]:

@@ -47,9 +47,8 @@ BROKEN = HealthOfModel(name="ltx", state=ModelState.FAILED, reason="no model_ind
 async def test_the_best_state_over_the_devices_is_shown_with_its_reason(
     devices: list[DeviceHealth], expected: dict[str, tuple[str, str | None]]
 ) -> None:
-    settings = Settings(worker_health_port=0, worker_name="gpu-7")
-    listening = open_health_port(settings)
-    assert listening is not None
+    settings = Settings(worker_name="gpu-7")
+    listening = open_health_port(0, settings)
     asked = ModelHealth()
     async with serve_health(lambda: {"ready": True, "devices": [asdict(d) for d in devices]}, listening):
         identity = f"gpu-7/cpu:0 pid 1 health {health_address(listening, settings)}"
