@@ -1,6 +1,6 @@
 // The user's newest batches: how far they are, their tasks, and stopping the rest.
 
-import { announce, busily, find, h, pill } from "./page.js";
+import { announce, busily, find, h, pill, redraw } from "./page.js";
 
 const NEWEST = 5;
 const SOON = 1_000;
@@ -30,7 +30,7 @@ export class Batches {
     const place = find("batch-list");
     const focused = place.contains(document.activeElement) ? document.activeElement.dataset.keep : null;
     find("batches").hidden = this.items.length === 0;
-    place.replaceChildren(...this.items.map((batch) => this.#row(batch)));
+    redraw(place, this.items.map((batch) => this.#row(batch)));
     find("batch-problem").textContent = this.problem;
     find("batch-problem").hidden = !this.problem;
     if (focused) place.querySelector(`[data-keep="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });

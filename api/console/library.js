@@ -1,6 +1,6 @@
 // Lists beside the stage: the user's tasks, and who works for them.
 
-import { ago, find, h, here, pill, seconds, table } from "./page.js";
+import { ago, find, h, here, pill, redraw, seconds, table } from "./page.js";
 
 const PAGE = 24;
 const LAG = 1_200;
@@ -75,7 +75,7 @@ export class Library {
   #draw() {
     const newestFirst = [...this.items.values()].sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
     const focused = document.activeElement?.closest("#tasks a")?.getAttribute("href");
-    find("tasks").replaceChildren(...newestFirst.map((task) => card(task, task.task_id === this.chosen)));
+    redraw(find("tasks"), newestFirst.map((task) => card(task, task.task_id === this.chosen)));
     if (focused) find("tasks").querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     find("library-title").textContent = this.batch ? `Tasks of ${this.batch.slice(0, 9)}` : "Your tasks";
     find("no-tasks").textContent = this.batch || find("filter").value
@@ -104,11 +104,12 @@ export async function drawFleet(gateway, models) {
     gateway.offered("/workers").catch(() => null),
   ]);
   const pools = poolsOf(models);
-  find("pools").replaceChildren(...pools.map((pool) =>
+  redraw(find("pools"), pools.map((pool) =>
     h("span", { class: `pool ${pool.state}` }, `${pool.pool}: ${pool.state === "live" ? `${pool.slots} ${pool.slots === 1 ? "slot" : "slots"}` : pool.state === "no_worker" ? "no worker" : "unknown"}`)));
-  find("fleet-body").replaceChildren(
+  redraw(find("fleet-body"), [
     queues?.items?.length ? queueTable(queues.items) : poolTable(pools),
-    workers?.items?.length ? workerTable(workers.items) : "");
+    ...(workers?.items?.length ? [workerTable(workers.items)] : []),
+  ]);
 }
 
 function poolsOf(models) {

@@ -13,6 +13,21 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/**
+ * Show children in a place. What looks as before stays the element that it is: a click counts only on an element that is
+ * there from press to release, and one that is drawn anew under the pointer would swallow it.
+ */
+export function redraw(place, children) {
+  children.forEach((child, number) => {
+    const old = place.childNodes[number];
+    if (!old) place.append(child);
+    else if (old.isEqualNode(child)) return;
+    else if (old.cloneNode(false).isEqualNode(child.cloneNode(false))) redraw(old, [...child.childNodes]);
+    else old.replaceWith(child);
+  });
+  while (place.childNodes.length > children.length) place.lastChild.remove();
+}
+
 export const find = (id) => document.getElementById(id);
 
 /** Tell people who cannot see the page change. */

@@ -1,7 +1,7 @@
 // One task on the stage: state and progress as they come, the clip, what can be done, what happened when.
 
 import { Problem } from "./gateway.js";
-import { ago, announce, busily, bytes, clock, h, here, pill, seconds, table } from "./page.js";
+import { ago, announce, busily, bytes, clock, h, here, pill, redraw, seconds, table } from "./page.js";
 
 const PHASES = {
   load: "Loading the model",
@@ -240,13 +240,13 @@ export class Stage {
       ["Retry of", task.retry_of ? h("a", { href: `#/tasks/${task.retry_of}` }, h("code", {}, task.retry_of)) : null],
       ["Accepted", `${clock(task.created_at)}, ${ago(task.created_at)}`],
     ];
-    this.facts.replaceChildren(...rows.filter(([, value]) => value).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    redraw(this.facts, rows.filter(([, value]) => value).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
   }
 
   /** States as the stream tells them: every one, however short. */
   #drawTimeline() {
     const steps = this.states.filter((state, number) => !state.is_terminal || this.states[number - 1]?.status !== state.status);
-    this.timeline.replaceChildren(...steps.map((state, number) => {
+    redraw(this.timeline, steps.map((state, number) => {
       const next = steps[number + 1];
       const spent = next ? (new Date(next.at) - new Date(state.at)) / 1000 : null;
       return h("li", { class: state.status.toLowerCase() },
@@ -260,12 +260,12 @@ export class Stage {
     const { task_id: taskId } = this.task;
     const timeline = await this.gateway.offered(`/tasks/${taskId}/timeline`).catch(() => null);
     if (this.task?.task_id !== taskId || !timeline?.attempts?.length) return;
-    this.attempts.replaceChildren(table("Attempts", ["Attempt", "Worker", "Started", "Took", "Outcome"],
+    redraw(this.attempts, [table("Attempts", ["Attempt", "Worker", "Started", "Took", "Outcome"],
       timeline.attempts.map((attempt) => [
         String(attempt.number), attempt.worker_id, clock(attempt.started_at),
         attempt.started_at && attempt.ended_at ? seconds((new Date(attempt.ended_at) - new Date(attempt.started_at)) / 1000) : null,
         attempt.reason ?? attempt.state,
-      ])));
+      ]))]);
   }
 
   async #drawCallback() {

@@ -87,7 +87,7 @@ class Page:
             raise PageError(details.get("exception", {}).get("description") or details["text"])
         return reply["result"].get("value")
 
-    async def until(self, expression: str, *, timeout: float = 15.0) -> Any:  # noqa: ANN401 - as above
+    async def until(self, expression: str, *, timeout: float = 40.0) -> Any:  # noqa: ANN401 - as above
         """Wait for an expression to be truthy and return it."""
         deadline = time.monotonic() + timeout
         while True:

@@ -206,7 +206,7 @@ def shows(selector: str, text: str) -> str:
 async def test_a_failed_task_is_retried_and_its_attempts_are_told(page: Page, gallery: Stand, user: str) -> None:
     await entered(page, gallery, user=user)
     failed = await submitted(page, "fail the first time")
-    await page.until(f"{STATUS} === 'Failed'", timeout=30)
+    await page.until(f"{STATUS} === 'Failed'")
     await page.until("document.querySelector('.screen').innerText.includes('INVALID_OUTPUT')")
     row = "[...document.querySelectorAll('#stage [aria-label=Attempts] tbody td')].map(cell => cell.textContent)"
     number, worker, started, took, outcome = await page.until(f"({row}).length === 5 && {row}")
@@ -216,16 +216,37 @@ async def test_a_failed_task_is_retried_and_its_attempts_are_told(page: Page, ga
     await page.click(".actions .primary")
     await page.until(f"location.hash.split('/').pop() !== {failed!r}")
     retried = await page.evaluate("location.hash.split('/').pop()")
-    await page.until(f"{STATUS} === 'Failed'", timeout=30)
+    await page.until(f"{STATUS} === 'Failed'")
     await page.until("document.querySelectorAll('#tasks li').length === 2")
     async with gallery.user(user) as http:
         assert (await http.get(f"/tasks/{retried}")).json()["retry_of"] == failed
     web_ui = await page.evaluate("document.querySelector('.actions a[target=_blank]').href")
     assert web_ui.endswith(f"/workflows/{retried}")
-    # The way back is a link.
+    # The way back is a link. It stays where it is once the attempts are there.
+    await page.until(f"({row}).length === 5")
     await page.until("[...document.querySelectorAll('.facts a')].some(a => (a.closest('details').open = true))")
     await page.click(".facts a")
     await page.until(f"location.hash.endsWith({failed!r})")
+
+
+async def test_what_is_drawn_again_stays_under_the_pointer(page: Page, gallery: Stand, user: str) -> None:
+    await entered(page, gallery, user=user)
+    draw = """
+        const { h, redraw } = await import("/console/page.js");
+        const row = (done) => h("li", {}, h("progress", { max: 4, value: done }), h("button", {}, "Cancel rest"));
+        const place = h("ul");
+        const draw = (...numbers) => redraw(place, numbers.map(row));
+    """
+    told = await page.evaluate(f"""(async () => {{ {draw}
+        draw(1, 0);
+        const [first, second] = place.children;
+        const button = first.querySelector("button");
+        draw(2, 0, 0);
+        return [first.contains(button), first.querySelector("progress").value, place.children[1] === second,
+            place.children.length, (draw(3), place.outerHTML)];
+    }})()""")
+    row = '<li><progress max="4" value="3"></progress><button>Cancel rest</button></li>'
+    assert told == [True, 2, True, 3, f"<ul>{row}</ul>"]
 
 
 async def test_a_callback_is_sent_again_and_shown(page: Page, gallery: Stand, user: str) -> None:
@@ -234,7 +255,7 @@ async def test_a_callback_is_sent_again_and_shown(page: Page, gallery: Stand, us
     await page.click("#field-callback_url")
     await page.type("http://127.0.0.1:9/hook")
     task_id = await submitted(page, "with a callback")
-    await page.until(f"{STATUS} === 'Succeeded'", timeout=30)
+    await page.until(f"{STATUS} === 'Succeeded'")
     await page.until("document.querySelector('#stage .more summary .pill.succeeded')?.textContent === 'Succeeded'")
     await page.click("#stage summary:has(.pill)")
     await page.until(shows("#stage [aria-label='Delivery attempts']", "200"))
@@ -255,20 +276,20 @@ async def test_a_batch_shows_how_far_it_is_and_its_rest_is_stopped(page: Page, g
     await entered(page, gallery, user=user)
     assert await page.evaluate("document.querySelector('#batches').hidden")
     await submitted(page, "on its own")
-    await page.until(f"{STATUS} === 'Succeeded'", timeout=30)
+    await page.until(f"{STATUS} === 'Succeeded'")
     async with gallery.user(user) as http:
         items = [{"prompt": prompt} for prompt in ("first of a batch", "hold the second", "hold third", "never")]
         batch = (await http.post("/batches", json={"items": items})).json()
         await listed(http)
         await page.send("Page.reload")
-        await page.until(shows("#batch-list", "1 of 4 ended"), timeout=40)
+        await page.until(shows("#batch-list", "1 of 4 ended"))
         await page.click("#batch-list button")
         await page.until("document.querySelector('#library-title').textContent.startsWith('Tasks of b')")
-        await page.until("document.querySelectorAll('#tasks li').length === 3", timeout=30)
+        await page.until("document.querySelectorAll('#tasks li').length === 3")
         await page.click("#batch-list button")
-        await page.until("document.querySelectorAll('#tasks li').length === 4", timeout=30)
+        await page.until("document.querySelectorAll('#tasks li').length === 4")
         await page.click("#batch-list .danger")
-        await page.until(shows("#batch-list", "4 of 4 ended, 3 without a clip"), timeout=40)
+        await page.until(shows("#batch-list", "4 of 4 ended, 3 without a clip"))
         assert (await http.get(f"/batches/{batch['batch_id']}")).json()["cancel_requested"] == "hard"
     await page.until("document.querySelectorAll('#batch-list .danger').length === 0")
     assert own_only(page, gallery), page.requests
@@ -293,9 +314,9 @@ async def test_queues_and_workers_are_shown_to_operators_on_a_phone_too(page: Pa
         await page.until("document.activeElement.id === 'key'")
         await page.type(gallery.keys["operator"])
         await page.press("Enter")
-        await page.until(shows("[aria-label=Queues]", "default"), timeout=30)
-        await page.until(shows("[aria-label=Workers]", "gpu-default"), timeout=40)
-        await page.until("document.querySelectorAll('[aria-label=Workers] td a').length > 0", timeout=40)
+        await page.until(shows("[aria-label=Queues]", "default"))
+        await page.until(shows("[aria-label=Workers]", "gpu-default"))
+        await page.until("document.querySelectorAll('[aria-label=Workers] td a').length > 0")
         assert await page.evaluate(shows("[aria-label=Workers]", "running"))
         await http.post(f"/tasks/{held['task_id']}/cancel", json={"mode": "hard"})
     await fits_and_has_contrast(page)
@@ -317,7 +338,7 @@ async def test_without_a_mouse_a_clip_is_made_and_another_one_is_stopped(page: P
     assert await page.evaluate("document.activeElement.textContent") == "Stop now", "it moved when the state changed"
     assert await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     await page.press("Enter")
-    await page.until(f"{STATUS} === 'Canceled'", timeout=30)
+    await page.until(f"{STATUS} === 'Canceled'")
     # The button is gone; who pressed it is still at the task.
     assert await page.evaluate("document.activeElement.id") == "stage"
 
