@@ -145,6 +145,8 @@ class PlayedGeneration(GenerationActivities):
         self._artifacts = ArtifactRepository(store, retention=settings.retention)
         self._folder = folder
         self.calls: list[GenerateClipInput] = []
+        self.taken: dict[str, activity.Info] = {}
+        """By task id; both times in it are the server's."""
         self.mended = False
         self._released: set[str] = set()
         self._all_released = False
@@ -152,6 +154,7 @@ class PlayedGeneration(GenerationActivities):
     @activity.defn(name=GENERATE_CLIP)
     async def generate_clip(self, attempt: GenerateClipInput) -> GenerateClipResult:
         self.calls.append(attempt)
+        self.taken[attempt.task_id] = activity.info()
         await self._signal_start(attempt)
         match attempt.parameters.prompt.partition(" ")[0]:
             case "hold":

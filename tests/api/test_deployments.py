@@ -34,7 +34,7 @@ from tests.api.forked_commands import forked_reelgate
 from tests.cli.stack import clean_environment
 from workers.codec import create_key_file
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 from workers.settings import Settings
 from workflows.naming import CONTROL_QUEUE, deployment_name, gpu_queue
 from workflows.rollout import RolloutWorkflow
@@ -161,7 +161,7 @@ async def namespace(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[t
     more = [part for key, value in DRAINS_QUICKLY for part in ("--dynamic-config-value", f'{key}="{value}"')]
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=[*dynamic_config_args(), *more],
+        dev_server_extra_args=[*server_args(), *more],
         dev_server_log_level="never",
     )
     async with env:
@@ -376,6 +376,8 @@ class TestRollouts:
         await rollouts.steer(pair.pool, "abort")
         with pytest.raises(RolloutError):
             await rollouts.steer(f"{pair.pool}-other", "abort")
+        # The next test has the pool for itself.
+        await rollouts.until_ended(pair.pool)
 
     async def test_it_is_steered_by_command(self, pair: Bench) -> None:
         await pair.have_current("1")

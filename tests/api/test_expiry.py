@@ -16,7 +16,7 @@ from tests.api.test_problems import assert_problem
 from tests.api.test_reading import submit, time_of
 from workflows.tasks import RemoveExpiredInput, RetentionArea
 
-KEPT = timedelta(seconds=3)
+KEPT = timedelta(seconds=6)
 
 
 async def test_a_task_says_when_its_clip_has_expired_and_the_sweep_takes_it(

@@ -81,13 +81,12 @@ async def test_a_flood_delays_another_users_first_task_by_at_most_one_task_lengt
                 group.create_task(submit(flooding, f"work {number}"))
         began = len(slot.calls)
         task = await submit(modest, "work too")
-        done = await until(modest, task["task_id"], timeout=flood_size * WORK_SECONDS + 10, status="SUCCEEDED")
-        position = [call.task_id for call in slot.calls].index(task["task_id"])
-        ahead = position - began
-        # The one that ran when it came, and what was dispatched while its job was starting.
-        assert ahead <= 2, f"{ahead} of {flood_size} tasks were started before it"
+        await until(modest, task["task_id"], timeout=flood_size * WORK_SECONDS + 30, status="SUCCEEDED")
+        mine = slot.taken[task["task_id"]]
+        ahead = sum(mine.scheduled_time < other.started_time < mine.started_time for other in slot.taken.values())
+        # It waits for the one that ran when it came. The slot may free itself, and be given away, in the same moment.
+        assert ahead <= 1, f"{ahead} of {flood_size} tasks were started before it"
         assert flood_size - began >= 3, "the flood was over before it came"
-        assert done["durations"]["QUEUED"] < 2 * WORK_SECONDS + 0.5
 
 
 async def test_a_batch_and_the_tasks_of_another_user_share_the_gpu(narrow: Stand, slot: PlayedGeneration) -> None:
