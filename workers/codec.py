@@ -22,6 +22,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import DataConverter, DefaultFailureConverterWithEncodedAttributes, PayloadCodec
 
 from workers.errors import ConfigurationError
+from workers.payload_converter import ReelgatePayloadConverter
 from workers.secret_files import SecretFileError, create_secret_file, read_secret_file
 from workers.settings import Settings
 
@@ -144,7 +145,10 @@ def create_key_file(file: Path) -> None:
 
 
 def data_converter(codec: PayloadCodec) -> DataConverter:
-    """Temporal's default JSON converter behind `codec`, failure messages and stack traces included."""
+    """JSON behind `codec`, failure messages and stack traces included."""
     return replace(
-        DataConverter.default, payload_codec=codec, failure_converter_class=DefaultFailureConverterWithEncodedAttributes
+        DataConverter.default,
+        payload_converter_class=ReelgatePayloadConverter,
+        payload_codec=codec,
+        failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
     )
