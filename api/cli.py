@@ -146,12 +146,14 @@ def api() -> None:
 
 
 def _run_worker(kind: str, **changes: object) -> None:
+    import uvloop
+
     from workers.registry import WorkerKind
     from workers.run import run_worker
     from workers.settings import load_settings
 
     settings = load_settings(**{name: value for name, value in changes.items() if value is not None})
-    _run_program(lambda: asyncio.run(run_worker(WorkerKind(kind), settings)))
+    _run_program(lambda: uvloop.run(run_worker(WorkerKind(kind), settings)))
 
 
 @worker_app.command()

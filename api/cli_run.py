@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Final
 
 import structlog
+import uvloop
 
 from api.app import create_app
 from workers.errors import ConfigurationError
@@ -34,7 +34,7 @@ def run_api(settings: Settings) -> int:
     listening = listen(settings.host, settings.port, setting="REELGATE_PORT")
     _log.info("api_starting", host=settings.host, port=listening.getsockname()[1], public_url=settings.public_url)
     server = embedded_server(create_app(settings), graceful_seconds=_GRACEFUL_SECONDS)
-    return asyncio.run(serve_until_signal(server, listening))
+    return uvloop.run(serve_until_signal(server, listening))
 
 
 def check_keys_before_listening(settings: Settings) -> None:

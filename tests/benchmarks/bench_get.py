@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import uvloop
 from fastapi import FastAPI
 
 from api.admission import OpenAdmission
@@ -43,7 +44,7 @@ def serve_constant(port: int) -> None:
         return {"status": "ok"}
 
     server = embedded_server(app, graceful_seconds=1)
-    sys.exit(asyncio.run(serve_until_signal(server, listen("127.0.0.1", port, setting="port"))))
+    sys.exit(uvloop.run(serve_until_signal(server, listen("127.0.0.1", port, setting="port"))))
 
 
 class Load(asyncio.Protocol):
