@@ -13,9 +13,8 @@ from sse_starlette.sse import AppStatus
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from workers.devserver import ENVIRONMENT, dynamic_config_args, temporal_binary
+from workers.devserver import ENVIRONMENT, server_args, temporal_binary
 from workers.registry import keep_workflows_compiled
-from workflows.naming import SEARCH_ATTRIBUTES
 
 
 def pytest_sessionstart() -> None:
@@ -65,9 +64,8 @@ async def temporal() -> AsyncIterator[WorkflowEnvironment]:
     """A real server, real time."""
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=[*dynamic_config_args(), "--sqlite-pragma", "journal_mode=WAL"],
+        dev_server_extra_args=[*server_args(), "--sqlite-pragma", "journal_mode=WAL"],
         dev_server_log_level="error",
-        search_attributes=list(SEARCH_ATTRIBUTES),
     )
     async with env:
         yield env
@@ -79,12 +77,11 @@ async def skipping() -> AsyncIterator[WorkflowEnvironment]:
     env = await WorkflowEnvironment.start_time_skipping_v2(
         dev_server_existing_path=temporal_binary(),
         dev_server_extra_args=[
-            *dynamic_config_args(),
+            *server_args(),
             "--dynamic-config-value",
             "frontend.WorkflowTimeSkippingEnabled=true",
         ],
         dev_server_log_level="error",
-        search_attributes=list(SEARCH_ATTRIBUTES),
     )
     async with env:
         yield env

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -41,6 +42,17 @@ _RPC_TIMEOUT: Final = timedelta(seconds=3)
 _RETRY_PAUSE_SECONDS: Final = 0.25
 _NOT_YET: Final = frozenset({RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED})
 _REFUSED: Final = frozenset({RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED})
+
+SEARCH_ATTRIBUTE_TYPES: Final = MappingProxyType(
+    {
+        key.name: {
+            IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD: "Keyword",
+            IndexedValueType.INDEXED_VALUE_TYPE_DATETIME: "Datetime",
+        }[IndexedValueType.ValueType(int(key.indexed_value_type))]
+        for key in SEARCH_ATTRIBUTES
+    }
+)
+"""Our search attributes and the names of their types on command lines."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -212,7 +224,7 @@ async def check_search_attributes(client: Client) -> None:
         ConnectionFailedError: some are missing or of another type; the message has the command.
     """
     if missing := await _missing_search_attributes(client):
-        command = " ".join(f"--name {name} --type {_TYPE_NAMES[kind]}" for name, kind in missing.items())
+        command = " ".join(f"--name {name} --type {SEARCH_ATTRIBUTE_TYPES[name]}" for name in missing)
         raise ConnectionFailedError(
             f"namespace {client.namespace!r} lacks search attributes: "
             f"temporal operator search-attribute create --namespace {client.namespace} {command}"
@@ -220,11 +232,13 @@ async def check_search_attributes(client: Client) -> None:
 
 
 async def ensure_search_attributes(client: Client) -> None:
-    """Register the search attributes that are missing, and wait until the server knows them.
+    """Register the search attributes that are missing, and wait until the server takes them.
 
     Raises:
         ConnectionFailedError: one exists with another type.
     """
+    if not await _missing_search_attributes(client):
+        return
     while missing := await _missing_search_attributes(client):
         try:
             await client.operator_service.add_search_attributes(
@@ -235,12 +249,20 @@ async def ensure_search_attributes(client: Client) -> None:
             if error.status is not RPCStatusCode.ALREADY_EXISTS:
                 raise
         await asyncio.sleep(0.1)
+    # It lists them at once and refuses them until it has read the namespace again, a few seconds later.
+    asked = " AND ".join(f"{key.name} IS NULL" for key in SEARCH_ATTRIBUTES)
+    while not await _takes(client, asked):  # noqa: ASYNC110 - the server tells nobody
+        await asyncio.sleep(0.1)
 
 
-_TYPE_NAMES: Final = {
-    IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD: "Keyword",
-    IndexedValueType.INDEXED_VALUE_TYPE_DATETIME: "Datetime",
-}
+async def _takes(client: Client, query: str) -> bool:
+    try:
+        await client.count_workflows(query, rpc_timeout=_RPC_TIMEOUT)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+            raise
+        return False
+    return True
 
 
 async def _missing_search_attributes(client: Client) -> dict[str, IndexedValueType.ValueType]:

@@ -19,7 +19,7 @@ from temporalio.testing import WorkflowEnvironment
 from api.admission import Admission, OpenAdmission
 from tests.api.stand import PlayedGeneration, Stand, api_settings, create_keys, listening, open_stand, serving
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,7 +43,7 @@ async def running_stand(folder: Path, *, admission: Admission | None = None, **c
     """A running gateway without workers; `changes` are settings."""
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
+        dev_server_extra_args=server_args(),
         dev_server_log_level="error",
     )
     async with env:

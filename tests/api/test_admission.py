@@ -36,7 +36,7 @@ from tests.api.api_processes import ApiProcess
 from tests.api.stand import PlayedGeneration, Stand, api_settings, create_keys, http_client, open_stand, until
 from tests.workflows.jobs import PARAMETERS, plan
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 from workers.keys import KeyRing, Scope
 from workers.keys_admin import create_key
 from workers.registry import catalogue
@@ -116,7 +116,7 @@ async def gates(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gates
     folder = tmp_path_factory.mktemp("gates")
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
+        dev_server_extra_args=server_args(),
         dev_server_log_level="error",
     )
     async with env:

@@ -18,7 +18,7 @@ from api.metrics import ApiMetrics
 from tests.api.stand import Stand, api_settings, create_keys, http_client, listening, open_stand, serving, until
 from tests.api.test_problems import assert_problem
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 from workers.settings import Settings
 
 BURST = 60
@@ -66,7 +66,7 @@ async def measured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Me
     folder: Path = tmp_path_factory.mktemp("measured")
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
+        dev_server_extra_args=server_args(),
         dev_server_log_level="error",
     )
     async with env:

@@ -15,7 +15,7 @@ from api.fleet import CACHE_SECONDS
 from tests.api.stand import api_settings, create_keys, listening, open_stand, serving, until
 from tests.api.test_problems import assert_problem
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 
 LIMIT_SECONDS = 3.0
 
@@ -25,7 +25,7 @@ async def orphaned(tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, str
     """An API whose Temporal has just died, with a task that ended and one that had not."""
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
+        dev_server_extra_args=server_args(),
         dev_server_log_level="error",
     )
     with listening() as sock:

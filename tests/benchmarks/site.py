@@ -25,7 +25,7 @@ from tests.api.api_processes import ApiProcess, environment_of
 from tests.api.stand import api_settings, create_keys
 from tests.cli.stack import REELGATE, clean_environment
 from workers.connection import connect
-from workers.devserver import ENVIRONMENT, SQLITE_PRAGMAS, dynamic_config_args, free_port, temporal_binary
+from workers.devserver import ENVIRONMENT, SQLITE_PRAGMAS, free_port, server_args, temporal_binary
 from workers.settings import Settings
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -101,7 +101,7 @@ async def bench_server(*, in_memory: bool = False) -> AsyncIterator[Server]:
             dev_server_existing_path=temporal_binary(),
             dev_server_database_filename=None if in_memory else str(folder / "temporal.db"),
             dev_server_extra_args=[
-                *dynamic_config_args(),
+                *server_args(),
                 *([] if in_memory else pragmas),
                 *("--metrics-port", str(metrics_port)),
             ],

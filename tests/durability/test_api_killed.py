@@ -23,7 +23,7 @@ from tests.api.api_processes import ApiProcess
 from tests.api.stand import Stand, api_settings, create_keys, http_client, open_stand
 from tests.scale import scaled
 from workers.connection import connect
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 from workflows import naming
 from workflows.quotas import TierLimits
 from workflows.tasks import User
@@ -53,7 +53,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Stand, list[ApiProcess]]]:
     """Two API processes and a control worker; no GPU, so that every place stays taken."""
     env = await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=dynamic_config_args(),
+        dev_server_extra_args=server_args(),
         dev_server_log_level="error",
     )
     async with env:

@@ -22,10 +22,10 @@ from temporalio.testing import WorkflowEnvironment
 
 from tests.replay import admissions, batches, deliveries, rollouts, sweeps
 from tests.workflows.jobs import Act, Stage, artifact_of, die, fail, hang, plan, stage, status_of, stop_late, succeed
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 from workflows.failures import FailureCode
 from workflows.generation import GenerationWorkflow
-from workflows.naming import SEARCH_ATTRIBUTES, callback_id
+from workflows.naming import callback_id
 from workflows.tasks import AdmissionPlace, AttemptStarted, GenerateClipInput, GenerationInput, Limits, TaskRecord
 
 HISTORIES = Path(__file__).parent / "histories"
@@ -195,9 +195,8 @@ async def server(*more: str) -> WorkflowEnvironment:
     """A server to record on."""
     return await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        dev_server_extra_args=[*dynamic_config_args(), *more],
+        dev_server_extra_args=[*server_args(), *more],
         dev_server_log_level="error",
-        search_attributes=list(SEARCH_ATTRIBUTES),
     )
 
 

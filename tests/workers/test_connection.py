@@ -117,8 +117,12 @@ class TestOwnServer:
         create_key_file(tmp_path / "codec.keys")
         server = DevServer(state_file=tmp_path / "temporal.db", port=free_port(), ui_port=free_port())
         await server.check_ports()
+        command = list(server.command())
+        while "--search-attribute" in command:
+            at = command.index("--search-attribute")
+            del command[at : at + 2]
         # It boots while we connect.
-        process = await asyncio.create_subprocess_exec(*server.command(), stdout=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
         yield Settings(data_dir=tmp_path, temporal_address=server.address, web_ui_url=server.ui_url)
         process.terminate()
         await asyncio.wait_for(process.wait(), 10)
@@ -129,6 +133,7 @@ class TestOwnServer:
         with pytest.raises(ConnectionFailedError, match=r"search-attribute create .*--name TaskStatus --type Keyword"):
             await connect(bare)
         client = await connect(bare, register_search_attributes=True)
+        assert (await client.count_workflows("TaskStatus = 'QUEUED' AND WorkerId = 'w'")).count == 0, "taken at once"
         await ensure_search_attributes(client)
         await connect(bare)
         listed = await client.operator_service.list_search_attributes(

@@ -34,10 +34,10 @@ from tests.workflows.outboxes import (
     start_delivery,
     status_of,
 )
-from workers.devserver import dynamic_config_args, temporal_binary
+from workers.devserver import server_args, temporal_binary
 from workflows.callback import CALLBACK_FAILED, MAX_LOGGED_ATTEMPTS, CallbackWorkflow
 from workflows.contracts import DELIVER_CALLBACK, CallbackActivities
-from workflows.naming import CALLBACK_QUEUE, SEARCH_ATTRIBUTES
+from workflows.naming import CALLBACK_QUEUE
 from workflows.policies import CALLBACK_SCHEDULE_SECONDS
 from workflows.tasks import CallbackRecord, CallbackStatus, DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
 
@@ -307,12 +307,11 @@ class TestLength:
         async with await WorkflowEnvironment.start_local(
             dev_server_existing_path=temporal_binary(),
             dev_server_extra_args=[
-                *dynamic_config_args(),
+                *server_args(),
                 "--dynamic-config-value",
                 "limit.historyCount.suggestContinueAsNew=40",
             ],
             dev_server_log_level="error",
-            search_attributes=list(SEARCH_ATTRIBUTES),
         ) as short:
             busy = answer(DeliveryOutcome.DEFERRED, error="ENDPOINT_BUSY", retry_after=1.0)
             script = ScriptedDelivery(*[REFUSED] * 6, busy, REFUSED)
