@@ -50,7 +50,7 @@ imports: $(INSTALLED)
 # Four processes, a file at a time, in the order of tests/conftest.py: each has servers and workers of its own.
 # Real processes share two cores with each other here: what misses a wait is run again, and reported as a rerun.
 unit: $(INSTALLED)
-	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2
+	@$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --reruns 1 --reruns-delay 2 --rerun-show-tracebacks
 
 soak: $(INSTALLED)
 	@REELGATE_SOAK=1 $(BIN)/pytest -m soak --timeout=3600
