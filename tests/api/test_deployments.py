@@ -41,6 +41,8 @@ from workflows.rollout import RolloutWorkflow
 from workflows.rollouts import RolloutInput
 
 HEARTBEAT = timedelta(seconds=1)
+PATIENCE = timedelta(seconds=60)
+"""The server takes a second or two for each change of a deployment, and longer beside other tests."""
 DRAINS_QUICKLY = (
     ("matching.wv.VersionDrainageStatusVisibilityGracePeriod", "1s"),
     ("matching.wv.VersionDrainageStatusRefreshInterval", "1s"),
@@ -348,7 +350,7 @@ class TestRollouts:
         rollouts = Rollouts(pair.client)
         await rollouts.start(RolloutInput(pool=pair.pool, canary="2"))
         await rollouts.steer(pair.pool, "abort")
-        ended = await rollouts.until_ended(pair.pool)
+        ended = await rollouts.until_ended(pair.pool, limit=PATIENCE)
         assert ended.record is not None
         assert ended.record.phase == "ABORTED"
         assert (await WorkerDeployment(pair.client, pair.queue).routing()).ramping is None
@@ -358,7 +360,7 @@ class TestRollouts:
         rollouts = Rollouts(pair.client)
         await rollouts.start(RolloutInput(pool=pair.pool, canary="2", look_seconds=0.2))
         await pair.releases.ramp(pair.queue, "2", 0)
-        reading = await rollouts.until_ended(pair.pool, limit=timedelta(seconds=30))
+        reading = await rollouts.until_ended(pair.pool, limit=PATIENCE)
         assert reading.record is not None
         assert reading.record.phase == "SUPERSEDED"
 
@@ -377,7 +379,7 @@ class TestRollouts:
         with pytest.raises(RolloutError):
             await rollouts.steer(f"{pair.pool}-other", "abort")
         # The next test has the pool for itself.
-        await rollouts.until_ended(pair.pool)
+        await rollouts.until_ended(pair.pool, limit=PATIENCE)
 
     async def test_it_is_steered_by_command(self, pair: Bench) -> None:
         await pair.have_current("1")
@@ -395,7 +397,8 @@ class TestRollouts:
                 await asyncio.sleep(0.1)
         assert (await pair.versions())["2"].role == "ramping"
         await rollouts.steer(pair.pool, "resume")
-        assert "PROMOTED" in await pair.command("rollout", "promote", pair.pool)
+        assert f"2 against 1 in pool {pair.pool}: " in await pair.command("rollout", "promote", pair.pool)
+        await rollouts.until_ended(pair.pool, limit=PATIENCE)
         assert (await pair.versions())["2"].role == "current"
         with pytest.raises(NoRolloutError, match="no rollout that runs"):
             await rollouts.steer(pair.pool, "pause")
