@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import shutil
 import socket
 import sys
@@ -49,8 +50,8 @@ DYNAMIC_CONFIG: Final = (
     # A deleted task must be gone now. By default a closed run is deleted only once its close is acknowledged in the
     # queue's saved progress, which took 35 s. The index keeps its order: no deleted run comes back there.
     ("history.transferProcessorEnsureCloseBeforeDelete", "false"),
-    # The dev server alone reads search attributes and their namespace from its database each time, 39 times per task.
-    # They are registered before it starts.
+    # The dev server alone reads search attributes and their namespace from its database each time, dozens of times per
+    # task. Ours are there before it starts.
     ("system.forceSearchAttributesCacheRefreshOnRead", "false"),
 )
 """Server settings that matter, the same as in the compose file's dynamic config."""
@@ -62,6 +63,7 @@ ENVIRONMENT: Final = MappingProxyType({"GOGC": "400"})
 """Environment of the server's process, where ours says nothing else. The server's heap is small and its garbage many:
 at Go's default of 100 it collects so often that each task costs it 10 to 15 % more CPU time."""
 
+_PORTS: Final = (15_000, 32_000)
 _RPC_TIMEOUT: Final = timedelta(seconds=2)
 
 
@@ -93,10 +95,15 @@ def temporal_binary() -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on now.
+
+    Whoever asks binds it a moment later, so it is none of those that the system gives to outgoing connections.
+    """
+    for _ in range(100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, random.randrange(*_PORTS)))  # noqa: S311 - spreads, guards nothing
+            return int(probe.getsockname()[1])
+    raise DevServerError(f"no free port on {host} between {_PORTS[0]} and {_PORTS[1]}")
 
 
 @dataclass(frozen=True, kw_only=True)

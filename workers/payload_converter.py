@@ -1,8 +1,8 @@
 """JSON for what crosses Temporal: the SDK's own format, with dataclasses read and written by msgspec.
 
-The SDK walks a dataclass field by field in Python: 0.16 ms to write the input of a task and 0.76 ms to read it,
-a dozen times per task. Compiled it takes 0.003 ms and 0.008 ms. The payloads stay `json/plain`, so that every SDK,
-the CLI and the Web UI read them, and what an older release has written is read here.
+The SDK walks a dataclass field by field in Python and resolves its annotations each time, which was a fifth of the
+work of a control worker (ADR 14). The payloads stay `json/plain`, so that every SDK, the CLI and the Web UI read them,
+and what an older release has written is read here.
 """
 
 from __future__ import annotations
