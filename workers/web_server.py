@@ -7,11 +7,15 @@ import contextlib
 import signal
 import socket
 from collections.abc import Generator
+from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
 
 from workers.errors import ConfigurationError
+
+KEEP_ALIVE_SECONDS: Final = 75
+"""How long an idle connection stays open."""
 
 
 class EmbeddedServer(uvicorn.Server):
@@ -39,6 +43,9 @@ def embedded_server(app: FastAPI, *, graceful_seconds: int) -> EmbeddedServer:
             server_header=False,
             # uvicorn would believe `X-Forwarded-For` of this machine; whom to believe is `trusted_proxies`' to say.
             proxy_headers=False,
+            # Longer than the minute for which load balancers keep idle connections: whoever reuses one must not meet its
+            # end. uvicorn's own 5 s are httpx's too, and now and then a request was lost between both.
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=graceful_seconds,
         )
     )

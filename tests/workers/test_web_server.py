@@ -40,3 +40,19 @@ async def test_what_a_connection_says_of_where_it_comes_from_is_left_to_the_app(
             assert (await http.get("/")).json() == ["127.0.0.1", "http"]
         server.stop()
         await serving
+
+
+async def test_an_idle_connection_outlives_the_seconds_after_which_clients_drop_theirs() -> None:
+    server = embedded_server(FastAPI(), graceful_seconds=1)
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with listen("127.0.0.1", 0, setting="port") as listening:
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(request)
+        await reader.readuntil(b"}")
+        await asyncio.sleep(6)
+        writer.write(request)
+        assert await reader.readuntil(b"}")
+        writer.close()
+        server.stop()
+        await serving
