@@ -43,7 +43,7 @@ def embedded_server(app: FastAPI, *, graceful_seconds: int) -> EmbeddedServer:
             server_header=False,
             # uvicorn would believe `X-Forwarded-For` of this machine; whom to believe is `trusted_proxies`' to say.
             proxy_headers=False,
-            # Longer than the minute for which load balancers keep idle connections: whoever reuses one must not meet its
+            # Longer than the minute for which load balancers keep idle connections: who reuses one must not meet its
             # end. uvicorn's own 5 s are httpx's too, and now and then a request was lost between both.
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=graceful_seconds,
