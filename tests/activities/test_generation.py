@@ -27,7 +27,7 @@ from activities.generation import ClipGeneration
 from activities.inference.health import DeviceState
 from activities.video import EncodedClip
 from tests.activities.attempt_workflow import OneAttemptWorkflow
-from tests.activities.attempts import Shop, end_of, shop, with_token
+from tests.activities.attempts import Handle, Shop, end_of, shop, with_token
 from tests.inference_pools import Studio
 from tests.scale import scaled
 from workflows.failures import FailureCode
@@ -284,6 +284,13 @@ async def test_a_refused_clip_is_not_published(client: Client, studio: Studio, t
         assert gpu.objects() == []
 
 
+async def has_completed(handle: Handle) -> bool:
+    """Whether the attempt ended with a result."""
+    return any(
+        [event.HasField("activity_task_completed_event_attributes") async for event in handle.fetch_history_events()]
+    )
+
+
 async def test_cancels_at_random_moments_leave_a_whole_artifact_or_nothing(gpu: Shop) -> None:
     chance = random.Random(1)
     pid = (await gpu.studio.until_ready()).pid
@@ -294,7 +301,8 @@ async def test_cancels_at_random_moments_leave_a_whole_artifact_or_nothing(gpu: 
         await handle.cancel()
         error = await end_of(handle)
         names = [Path(name).name for name in gpu.objects() if attempt.artifact_key in name]
-        if error is None:
+        # By the attempt's own end: a run that is cancelled the direct way, as this one, can miss a result.
+        if await has_completed(handle):
             assert names == ["manifest.json", "poster.webp", "video.mp4"]
         else:
             assert isinstance(error, CancelledError), repr(error)
