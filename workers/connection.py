@@ -237,9 +237,10 @@ async def ensure_search_attributes(client: Client) -> None:
     Raises:
         ConnectionFailedError: one exists with another type.
     """
-    if not await _missing_search_attributes(client):
+    missing = await _missing_search_attributes(client)
+    if not missing:
         return
-    while missing := await _missing_search_attributes(client):
+    while missing:
         try:
             await client.operator_service.add_search_attributes(
                 AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing), timeout=_RPC_TIMEOUT
@@ -249,6 +250,7 @@ async def ensure_search_attributes(client: Client) -> None:
             if error.status is not RPCStatusCode.ALREADY_EXISTS:
                 raise
         await asyncio.sleep(0.1)
+        missing = await _missing_search_attributes(client)
     # It lists them at once and refuses them until it has read the namespace again, a few seconds later.
     asked = " AND ".join(f"{key.name} IS NULL" for key in SEARCH_ATTRIBUTES)
     while not await _takes(client, asked):  # noqa: ASYNC110 - the server tells nobody

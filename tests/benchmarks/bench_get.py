@@ -64,7 +64,7 @@ class Load(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._answer += data
         head, found, body = self._answer.partition(b"\r\n\r\n")
-        if not found or len(body) < _length(head):
+        if not found or len(body) < content_length(head):
             return
         self.answers += 1
         self.wrong += not head.startswith(b"HTTP/1.1 200")
@@ -77,7 +77,8 @@ class Load(asyncio.Protocol):
         self._transport.close()
 
 
-def _length(head: bytes) -> int:
+def content_length(head: bytes) -> int:
+    """Bytes of the body that follow the head of an answer."""
     return next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
 
 

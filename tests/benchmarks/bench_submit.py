@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +24,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from tests.api.stand import http_client
+from tests.benchmarks.bench_get import content_length
 from tests.benchmarks.site import bench_site, call_all, report
 from tests.workflows.jobs import plan
 from workflows import naming
@@ -95,8 +95,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._answer += data
         head, found, body = self._answer.partition(b"\r\n\r\n")
-        length = re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE)
-        if found and length and len(body) >= int(length[1]):
+        if found and len(body) >= content_length(head):
             self._answered.set_result(self._answer)
             self._answer = b""
 
