@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import httpx
 from temporalio import activity
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.callback_body import (
     MAX_MERGED_BYTES,
@@ -38,6 +39,11 @@ __all__ = ["ArtifactLinks", "CallbackDelivery", "CallbackEndpoints", "CallbackSe
 
 MAX_MERGE_WINDOW_SECONDS: Final = 2.0
 BUSY_MAX_SECONDS: Final = 300.0
+LOCAL_ATTEMPTS: Final = 80
+"""Made at a time inside workflow tasks, per worker. Each holds a slot for workflow tasks until its receiver has
+answered, so slow receivers get no more of them than leave room for others; the rest come through the queue."""
+NO_PLACE: Final = "NO_PLACE"
+"""`type` of the failure with which a local attempt is sent to the queue."""
 _HEARTBEAT_INTERVAL: Final = 2.0
 _PATIENCE_STEP: Final = 0.02
 
@@ -111,6 +117,7 @@ class CallbackDelivery(CallbackActivities):
         client: pool, time-outs and where callbacks may go. Not closed here.
         endpoints: settings by endpoint; without it every endpoint has the defaults.
         concurrency: requests to one endpoint at a time, unless it has its own setting.
+        local_attempts: attempts at a time inside workflow tasks.
         total_timeout: seconds for one request with its whole reply.
         breaker, shares: see `endpoint_gate`.
         observe: hears of every attempt, made or deferred, for metrics and logs.
@@ -125,6 +132,7 @@ class CallbackDelivery(CallbackActivities):
         client: GuardedClient,
         endpoints: CallbackEndpoints | None = None,
         concurrency: int = 4,
+        local_attempts: int = LOCAL_ATTEMPTS,
         total_timeout: float = 10.0,
         breaker: BreakerRule | None = None,
         shares: Shares | None = None,
@@ -140,6 +148,8 @@ class CallbackDelivery(CallbackActivities):
         self._gate = EndpointGate(breaker=breaker, shares=shares)
         self._merging: Coalescer[Endpoint, _Delivery, _Sent] = Coalescer(self._send_group)
         self._observe = observe
+        self._local_attempts = local_attempts
+        self._local = 0
 
     @property
     def gate(self) -> EndpointGate:
@@ -152,11 +162,30 @@ class CallbackDelivery(CallbackActivities):
 
     @activity.defn(name=DELIVER_CALLBACK)
     async def deliver_callback(self, delivery: DeliverCallbackInput) -> DeliveryAttempt:
-        """Make one attempt, or say when to come again."""
+        """Make one attempt, or say when to come again.
+
+        Raises:
+            ApplicationError: `NO_PLACE`, to a local attempt only: it is to come through the queue.
+        """
+        if not activity.info().is_local:
+            async with _heartbeat():
+                return await self._attempt(delivery)
+        if self._local >= self._local_attempts:
+            raise ApplicationError(
+                f"{self._local_attempts} attempts are made inside workflow tasks",
+                type=NO_PLACE,
+                category=ApplicationErrorCategory.BENIGN,
+            )
+        self._local += 1
+        try:
+            return await self._attempt(delivery)
+        finally:
+            self._local -= 1
+
+    async def _attempt(self, delivery: DeliverCallbackInput) -> DeliveryAttempt:
         started_at, start = datetime.now(UTC), time.perf_counter()
         body = delivery.body if delivery.body is not None else callback_body(delivery.event, self._links)
-        async with _heartbeat():
-            sent = await self._deliver(delivery, body)
+        sent = await self._deliver(delivery, body)
         answer = sent.answer
         if isinstance(answer, Refusal):
             answer = Answer(outcome=DeliveryOutcome.DEFERRED, error=answer.error, retry_after_seconds=answer.retry_in)

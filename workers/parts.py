@@ -48,6 +48,9 @@ def control_slots() -> WorkerTuner:
     return WorkerTuner.create_fixed(workflow_slots=WORKFLOW_SLOTS)
 
 
-def callback_slots(attempts: int) -> WorkerTuner:
-    """Slots for a callback worker with so many delivery attempts at a time."""
-    return WorkerTuner.create_fixed(workflow_slots=WORKFLOW_SLOTS, activity_slots=attempts)
+def callback_slots(attempts: int, local_attempts: int) -> WorkerTuner:
+    """Slots for a callback worker with so many delivery attempts at a time, and so many inside workflow tasks.
+
+    Those hold the slot of their workflow task as long as they take.
+    """
+    return WorkerTuner.create_fixed(workflow_slots=WORKFLOW_SLOTS + local_attempts, activity_slots=attempts)

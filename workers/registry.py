@@ -19,7 +19,7 @@ import workflows
 from activities.admission import AdmissionListings
 from activities.artifacts import ArtifactRepository
 from activities.batches import BatchItems
-from activities.callbacks import CallbackDelivery
+from activities.callbacks import LOCAL_ATTEMPTS, CallbackDelivery
 from activities.dns_cache import DnsCache, SystemResolver
 from activities.http_guard import GuardedClient
 from activities.inference.catalogue import Catalogue, load_catalogue
@@ -198,7 +198,7 @@ async def _callback_parts(settings: Settings, tracing: Tracing | None) -> AsyncI
                 task_queue=CALLBACK_QUEUE,
                 workflows=CALLBACK_WORKFLOWS,
                 activities=(delivery.deliver_callback,),
-                tuner=callback_slots(settings.callback_slots),
+                tuner=callback_slots(settings.callback_slots, LOCAL_ATTEMPTS),
                 metrics=registry,
                 interceptors=(EndedRuns(callback=metrics.note),),
             )

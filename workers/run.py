@@ -93,9 +93,8 @@ def make_worker(kind: WorkerKind, settings: Settings, client: Client, parts: Par
         max_heartbeat_throttle_interval=MAX_HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=MAX_HEARTBEAT_THROTTLE,
         graceful_shutdown_timeout=timedelta(seconds=settings.worker_drain_seconds),
-        # Only callback workers run activities of their own workflows: the server hands them over with the answer to the
-        # workflow task, which saves a delivery the way through its queue.
-        disable_eager_activity_execution=kind is not WorkerKind.CALLBACK,
+        # What goes through a queue keeps the order that its priorities and fairness keys give it.
+        disable_eager_activity_execution=True,
         deployment_config=deployment_of(kind, settings),
     )
 

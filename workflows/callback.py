@@ -14,7 +14,13 @@ from typing import Final
 
 from temporalio import workflow
 from temporalio.common import Priority, RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, ApplicationErrorCategory, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ApplicationErrorCategory,
+    FailureError,
+    is_cancelled_exception,
+)
 
 with workflow.unsafe.imports_passed_through():
     from workflows.contracts import CallbackActivities
@@ -60,7 +66,8 @@ class CallbackWorkflow:
     """Deliver one event, or give it up.
 
     Started with search attribute `CallbackStatus` = PENDING. Commands per round: timer (not before the first
-    attempt), `deliver_callback`, then memo `record` and, only when it changes, `CallbackStatus`. Closes
+    attempt), `deliver_callback` (the first one inside the workflow task), then memo `record` and, only when it
+    changes, `CallbackStatus`. Closes
 
     - Completed: delivered.
     - Failed with type `CALLBACK_FAILED` (benign): schedule used up, or the receiver said never again.
@@ -133,18 +140,21 @@ class CallbackWorkflow:
         given = self._given
         number = self._attempts[-1].number + 1 if self._attempts else 1
         started_at = workflow.now()
+        delivery = DeliverCallbackInput(
+            tenant=given.tenant,
+            url=given.url,
+            webhook_id=given.webhook_id,
+            event=given.event,
+            number=number,
+            body=self._body,
+            deferrals=self._deferrals,
+        )
+        if number == 1 and not self._deferrals and (attempt := await self._attempt_at_once(delivery)) is not None:
+            return attempt
         try:
             return await workflow.execute_activity_method(
                 CallbackActivities.deliver_callback,
-                DeliverCallbackInput(
-                    tenant=given.tenant,
-                    url=given.url,
-                    webhook_id=given.webhook_id,
-                    event=given.event,
-                    number=number,
-                    body=self._body,
-                    deferrals=self._deferrals,
-                ),
+                delivery,
                 task_queue=CALLBACK_QUEUE,
                 start_to_close_timeout=START_TO_CLOSE,
                 heartbeat_timeout=HEARTBEAT_TIMEOUT,
@@ -164,6 +174,31 @@ class CallbackWorkflow:
                 duration_ms=round((workflow.now() - started_at) / timedelta(milliseconds=1)),
                 error_code="INTERNAL",
             )
+
+    async def _attempt_at_once(self, delivery: DeliverCallbackInput) -> DeliveryAttempt | None:
+        """The first attempt, inside the workflow task that it comes with: most deliveries need no other.
+
+        None: the worker had no place for it, or it failed with an error. Then the attempt is made through the queue,
+        where the server shows it, tries it again and takes turns between endpoints.
+        """
+        attempt = workflow.start_local_activity_method(
+            CallbackActivities.deliver_callback,
+            delivery,
+            schedule_to_close_timeout=START_TO_CLOSE,
+            retry_policy=RetryPolicy(maximum_attempts=1),
+            summary="delivery attempt 1",
+        )
+        # A cancel waits for it, for the HTTP time limit at most: a stopped local activity tells no outcome.
+        while not attempt.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await workflow.wait_condition(attempt.done)
+        try:
+            return attempt.result()
+        except FailureError:
+            # A local activity fails with the bare cause, not with an ActivityError.
+            if workflow.cancellation_reason() is not None:
+                raise asyncio.CancelledError from None
+            return None
 
     def _settle(self, attempt: DeliveryAttempt) -> None:
         """Take the outcome of an attempt into the state and into the memo."""

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.callbacks import CallbackDelivery, EndpointSettings
+from activities.callbacks import LOCAL_ATTEMPTS, CallbackDelivery, EndpointSettings
 from activities.dns_cache import DnsCache, NameNotFoundError
 from activities.egress_policy import Address, EgressPolicy
 from activities.endpoint_gate import BreakerRule, Shares
@@ -87,6 +87,7 @@ async def courier(
     total_timeout: float = 5.0,
     breaker: BreakerRule | None = None,
     shares: Shares | None = None,
+    local_attempts: int = LOCAL_ATTEMPTS,
 ) -> AsyncIterator[Courier]:
     """A courier that may go to loopback, and resolves only `names`."""
     known = names or {}
@@ -111,6 +112,7 @@ async def courier(
         total_timeout=total_timeout,
         breaker=breaker,
         shares=shares,
+        local_attempts=local_attempts,
     )
     try:
         yield Courier(delivery)

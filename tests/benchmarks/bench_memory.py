@@ -1,7 +1,7 @@
 """Memory of every process under steady load, and whether it grows: tasks that cost no GPU time, for ten minutes.
 
 API, control and callback worker as they ship; tasks are submitted over HTTP by 20 users, read while they run and
-delivered to a receiver. Resident memory after the first minute is compared with that at the end.
+delivered to a receiver, half as many as two cores can do, so that none pile up. Resident memory after the first minute is compared with that at the end.
 `REELGATE_BENCH_SECONDS` changes the length. `python -m tests.benchmarks.bench_memory` prints a table and, as its last
 line, the same as JSON.
 """
@@ -23,7 +23,7 @@ from tests.receiver import Receiver
 SECONDS = float(os.environ.get("REELGATE_BENCH_SECONDS", "600"))
 WARM_SECONDS = min(60.0, SECONDS / 5)
 USERS = 20
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 3.0
 
 
 async def use(http: httpx.AsyncClient, user: str, receiver: Receiver, until: float) -> int:

@@ -169,7 +169,9 @@ class TestEverythingNamedExists:
     def test_the_temporal_server_has_the_settings_of_the_embedded_one(self) -> None:
         loaded = yaml.safe_load((ROOT / "deploy/temporal/dynamicconfig.yaml").read_text())
         assert all(len(values) == 1 and set(values[0]) == {"value"} for values in loaded.values())
-        assert {key: str(values[0]["value"]).lower() for key, values in loaded.items()} == dict(DYNAMIC_CONFIG)
+        assert {key: values[0]["value"] for key, values in loaded.items()} == {
+            key: json.loads(value) for key, value in DYNAMIC_CONFIG
+        }
 
 
 class TestAddressesAgree:

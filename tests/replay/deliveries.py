@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
@@ -41,9 +42,22 @@ async def cancel(script: ScriptedDelivery, delivery: Delivery) -> None:
     await delivery.cancel()
 
 
+async def cancel_second(script: ScriptedDelivery, delivery: Delivery) -> None:
+    """An operator cancels it in an attempt through the queue."""
+    while len(script.calls) < 2:
+        await asyncio.sleep(0.02)
+    await delivery.cancel()
+
+
 async def crash(delivery: DeliverCallbackInput) -> DeliveryAttempt:
     """A bug in the sender that no retry helps."""
     raise ApplicationError("too large", type="PayloadsTooLarge", non_retryable=True)
+
+
+async def crash_slowly(delivery: DeliverCallbackInput) -> DeliveryAttempt:
+    """Take longer than a workflow task may, and fail."""
+    await asyncio.sleep(2)
+    return await crash(delivery)
 
 
 async def slow(delivery: DeliverCallbackInput) -> DeliveryAttempt:
@@ -63,6 +77,8 @@ class Branch:
     answers: tuple[Answer, ...]
     schedule: tuple[float, ...] = (0.0, 0.2, 0.2)
     during: During = nothing
+    task_timeout: timedelta | None = None
+    """Of workflow tasks: while a local attempt lasts longer than this, the workflow hears of what comes meanwhile."""
 
 
 BRANCHES: Mapping[str, Branch] = {
@@ -71,10 +87,13 @@ BRANCHES: Mapping[str, Branch] = {
     "gone": Branch(answers=(GONE,)),
     "deferred": Branch(answers=(DEFERRED, DELIVERED)),
     "deferred-for-good": Branch(answers=(DEFERRED,), schedule=(0.0, -86_400.0)),
-    "sender-fails": Branch(answers=(crash, DELIVERED)),
+    "sender-fails": Branch(answers=(crash, crash, DELIVERED)),
+    "through-the-queue": Branch(answers=(crash, DELIVERED)),
     "retried-now": Branch(answers=(REFUSED, DELIVERED), schedule=(0.0, 60.0), during=wake),
     "canceled-waiting": Branch(answers=(REFUSED,), schedule=(0.0, 60.0), during=cancel),
     "canceled-in-attempt": Branch(answers=(slow,), schedule=(0.0, 60.0), during=cancel),
+    "canceled-in-failure": Branch(answers=(crash_slowly,), during=cancel, task_timeout=timedelta(seconds=1)),
+    "canceled-in-retry": Branch(answers=(crash, slow), schedule=(0.0, 60.0), during=cancel_second),
 }
 LONG: Mapping[str, Branch] = {"continued-as-new": Branch(answers=(REFUSED,), schedule=(0.0, *[0.2] * 12))}
 """Needs a server that suggests it early."""
@@ -85,7 +104,7 @@ async def histories(client: Client, name: str) -> list[str]:
     branch = {**BRANCHES, **LONG}[name]
     script = ScriptedDelivery(*branch.answers)
     async with callback_worker(client, script):
-        delivery = await start_delivery(client, schedule=branch.schedule)
+        delivery = await start_delivery(client, schedule=branch.schedule, task_timeout=branch.task_timeout)
         await branch.during(script, delivery)
         with contextlib.suppress(WorkflowFailureError):
             await delivery.result()

@@ -22,6 +22,7 @@ from temporalio.client import Client, ScheduleActionExecutionStartWorkflow, Work
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import FixedSizeSlotSupplier, Worker
 
+from activities.callbacks import LOCAL_ATTEMPTS
 from activities.retention import RETENTION_SCHEDULE
 from activities.storage import ObjectStore
 from workers import run
@@ -266,7 +267,8 @@ async def test_every_workflow_and_activity_is_served_by_one_kind_of_worker(
                 assert parts.tuner is not None
                 slots = parts.tuner._get_workflow_task_slot_supplier()
                 assert isinstance(slots, FixedSizeSlotSupplier)
-                assert slots.num_slots == WORKFLOW_SLOTS
+                local = LOCAL_ATTEMPTS if kind is WorkerKind.CALLBACK else 0
+                assert slots.num_slots == WORKFLOW_SLOTS + local
     assert sorted(queues) == ["callback", "control", "gpu-default"]
     assert len(served) == len(set(served))
     assert set(served) == set(WORKFLOWS)

@@ -6,17 +6,16 @@ import asyncio
 import sys
 
 from temporalio.client import Client
-from temporalio.worker import Worker
 
 from tests.activities.couriers import courier
-from workflows.naming import CALLBACK_QUEUE
+from tests.workflows.jobs import callback_worker
 
 
 async def main(address: str) -> None:
     """Deliver callbacks until killed."""
     client = await Client.connect(address)
     async with courier(total_timeout=60) as sender:
-        await Worker(client, task_queue=CALLBACK_QUEUE, activities=[sender.delivery.deliver_callback]).run()
+        await callback_worker(client, sender.delivery).run()
 
 
 if __name__ == "__main__":

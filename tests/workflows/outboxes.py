@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from temporalio import activity
@@ -28,7 +28,11 @@ Delivery = WorkflowHandle[CallbackWorkflow, CallbackRecord]
 
 
 async def start_delivery(
-    client: Client, url: str = "https://receiver.example/", *, schedule: tuple[float, ...] = (0.0, 1.0, 2.0)
+    client: Client,
+    url: str = "https://receiver.example/",
+    *,
+    schedule: tuple[float, ...] = (0.0, 1.0, 2.0),
+    task_timeout: timedelta | None = None,
 ) -> Delivery:
     """Start the callback of a fresh task."""
     task_id = f"t{uuid4().hex[:26]}"
@@ -50,6 +54,7 @@ async def start_delivery(
         ),
         id=naming.callback_id(task_id),
         task_queue=naming.CALLBACK_QUEUE,
+        task_timeout=task_timeout,
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
         search_attributes=TypedSearchAttributes(
             [SearchAttributePair(naming.CALLBACK_STATUS, CallbackStatus.PENDING.value)]
