@@ -48,16 +48,17 @@ DYNAMIC_CONFIG: Final = (
     # A deleted task must be gone now. By default a closed run is deleted only once its close is acknowledged in the
     # queue's saved progress, which took 35 s. The index keeps its order: no deleted run comes back there.
     ("history.transferProcessorEnsureCloseBeforeDelete", "false"),
-    # How often a queue inside the server forgets what it has done, 30 s by default. Until then each new entry makes
-    # it go over all of that: 15 % of its time at ten tasks a second.
-    ("history.transferProcessorUpdateAckInterval", '"1s"'),
-    ("history.timerProcessorUpdateAckInterval", '"1s"'),
-    ("history.visibilityProcessorUpdateAckInterval", '"1s"'),
     # The dev server alone reads search attributes and their namespace from its database each time, dozens of times per
     # task. Ours are there before it starts.
     ("system.forceSearchAttributesCacheRefreshOnRead", "false"),
 )
 """Server settings that matter, the same as in the compose file's dynamic config."""
+
+ONE_SHARD_CONFIG: Final = tuple(
+    (f"history.{queue}ProcessorUpdateAckInterval", '"1s"') for queue in ("transfer", "timer", "visibility")
+)
+"""Settings for a server whose one shard does all the work. How often its queues forget what they have done, 30 s by
+default: until then each new entry makes them go over all of that, 15 % of the server's time at ten tasks a second."""
 
 SQLITE_PRAGMAS: Final = ("journal_mode=WAL", "synchronous=NORMAL")
 """Four times the throughput of the default file mode, and safe against a killed process."""
@@ -75,9 +76,10 @@ class DevServerError(ConfigurationError):
 
 
 def server_args() -> list[str]:
-    """`DYNAMIC_CONFIG` and the search attributes as arguments of `temporal server start-dev`."""
+    """The settings and the search attributes as arguments of `temporal server start-dev`."""
+    settings = (*DYNAMIC_CONFIG, *ONE_SHARD_CONFIG)
     return [
-        *(part for key, value in DYNAMIC_CONFIG for part in ("--dynamic-config-value", f"{key}={value}")),
+        *(part for key, value in settings for part in ("--dynamic-config-value", f"{key}={value}")),
         *(part for name, kind in SEARCH_ATTRIBUTE_TYPES.items() for part in ("--search-attribute", f"{name}={kind}")),
     ]
 

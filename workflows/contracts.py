@@ -71,7 +71,7 @@ class ArtifactActivities(ABC):
 
 
 class CallbackActivities(ABC):
-    """Runs on the callback queue."""
+    """Runs on the callback queue, first as a local activity: the worker of a delivery must register it."""
 
     @activity.defn(name=DELIVER_CALLBACK)
     @abstractmethod

@@ -1,9 +1,9 @@
 """Memory of every process under steady load, and whether it grows: tasks that cost no GPU time, for ten minutes.
 
 API, control and callback worker as they ship; tasks are submitted over HTTP by 20 users, read while they run and
-delivered to a receiver, half as many as two cores can do, so that none pile up. Resident memory after the first minute is compared with that at the end.
-`REELGATE_BENCH_SECONDS` changes the length. `python -m tests.benchmarks.bench_memory` prints a table and, as its last
-line, the same as JSON.
+delivered to a receiver, half as many as two cores can do, so that none pile up. Resident memory after the first minute
+is compared with that at the end. `REELGATE_BENCH_SECONDS` changes the length.
+`python -m tests.benchmarks.bench_memory` prints a table and, as its last line, the same as JSON.
 """
 
 from __future__ import annotations
