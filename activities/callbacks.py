@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ from activities.coalescing import Coalescer, Window
 from activities.delivery_errors import DeliveryError
 from activities.endpoint_gate import BreakerRule, Endpoint, EndpointGate, Permit, Refusal, Shares
 from activities.http_guard import GuardedClient, UrlRefusedError
+from activities.memory import remember
 from workflows.contracts import DELIVER_CALLBACK, CallbackActivities
 from workflows.tasks import DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
 
@@ -44,6 +46,9 @@ LOCAL_ATTEMPTS: Final = 80
 answered, so slow receivers get no more of them than leave room for others; the rest come through the queue."""
 NO_PLACE: Final = "NO_PLACE"
 """`type` of the failure with which a local attempt is sent to the queue."""
+NOT_MADE: Final = "NOT_MADE"
+"""`type` of the failure of a local attempt that was only to be recalled."""
+_OUTCOMES: Final = 1_000
 _HEARTBEAT_INTERVAL: Final = 2.0
 _PATIENCE_STEP: Final = 0.02
 
@@ -150,6 +155,8 @@ class CallbackDelivery(CallbackActivities):
         self._observe = observe
         self._local_attempts = local_attempts
         self._local = 0
+        self._outcomes: OrderedDict[str, DeliveryAttempt] = OrderedDict()
+        """Of the newest local attempts, by run."""
 
     @property
     def gate(self) -> EndpointGate:
@@ -165,11 +172,22 @@ class CallbackDelivery(CallbackActivities):
         """Make one attempt, or say when to come again.
 
         Raises:
-            ApplicationError: `NO_PLACE`, to a local attempt only: it is to come through the queue.
+            ApplicationError: only to a local attempt; `NO_PLACE`: it is to come through the queue, or `NOT_MADE`.
         """
-        if not activity.info().is_local:
-            async with _heartbeat():
-                return await self._attempt(delivery)
+        if activity.info().is_local:
+            return await self._attempt_locally(delivery, activity.info().workflow_run_id or "")
+        async with _heartbeat():
+            return await self._attempt(delivery)
+
+    async def _attempt_locally(self, delivery: DeliverCallbackInput, run_id: str) -> DeliveryAttempt:
+        """The first attempt of a run, once: its workflow task may fail after it and be done again.
+
+        That happens when a cancel or a signal comes while the attempt lasts and its outcome closes the run.
+        """
+        if (made := self._outcomes.get(run_id)) is not None:
+            return made
+        if delivery.recall:
+            raise ApplicationError("not made here", type=NOT_MADE, category=ApplicationErrorCategory.BENIGN)
         if self._local >= self._local_attempts:
             raise ApplicationError(
                 f"{self._local_attempts} attempts are made inside workflow tasks",
@@ -178,9 +196,11 @@ class CallbackDelivery(CallbackActivities):
             )
         self._local += 1
         try:
-            return await self._attempt(delivery)
+            attempt = await self._attempt(delivery)
         finally:
             self._local -= 1
+        remember(self._outcomes, run_id, attempt, at_most=_OUTCOMES)
+        return attempt
 
     async def _attempt(self, delivery: DeliverCallbackInput) -> DeliveryAttempt:
         started_at, start = datetime.now(UTC), time.perf_counter()

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 from temporalio.worker import CustomSlotSupplier, FixedSizeSlotSupplier, Interceptor, WorkerTuner
 
 WORKFLOW_SLOTS: Final = 20
-"""Of a control or callback worker, for workflow tasks. Few: one process works on them one by one, so a task that it
-has taken ahead of its turn no longer yields to those that the queue would put first, among them the admits that people
-wait for."""
+"""Of a control worker for workflow tasks, and of a callback worker for those that hold no local attempt. Few: one
+process works on them one by one, so a task that it has taken ahead of its turn no longer yields to those that the queue
+would put first, among them the admits that people wait for."""
 
 
 def _alive() -> Mapping[str, object]:

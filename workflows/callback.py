@@ -46,7 +46,8 @@ CALLBACK_FAILED: Final = "CALLBACK_FAILED"
 START_TO_CLOSE: Final = timedelta(seconds=30)
 """Hard wall of one attempt: 10 s of HTTP, a merge window of 2 s twice, and room."""
 HEARTBEAT_TIMEOUT: Final = timedelta(seconds=5)
-"""How soon a lost worker is noticed. An attempt heartbeats from its second second on, so a quick one sends none."""
+"""How soon a worker is noticed that is lost in an attempt after the first. An attempt heartbeats from its second second
+on, so a quick one sends none."""
 
 MAX_LOGGED_ATTEMPTS: Final = 30
 """The first and the newest attempts stay in the record; the replies kept are at most 2 KB each."""
@@ -71,7 +72,8 @@ class CallbackWorkflow:
 
     - Completed: delivered.
     - Failed with type `CALLBACK_FAILED` (benign): schedule used up, or the receiver said never again.
-    - Canceled: by an operator. An attempt under way is stopped first; if it was delivered all the same, Completed.
+    - Canceled: by an operator. An attempt under way is stopped first, and the first one is waited for; if it was
+      delivered all the same, Completed.
 
     Memo `record` (a `CallbackRecord`) holds the body and the attempts in all three cases. A terminated run keeps
     the record of its last attempt.
@@ -181,6 +183,9 @@ class CallbackWorkflow:
         None: the worker had no place for it, or it failed with an error. Then the attempt is made through the queue,
         where the server shows it, tries it again and takes turns between endpoints.
         """
+        # A cancel that is there already forbids the attempt. It may have been made all the same, in a workflow task
+        # that the cancel made fail.
+        delivery = replace(delivery, recall=workflow.cancellation_reason() is not None)
         attempt = workflow.start_local_activity_method(
             CallbackActivities.deliver_callback,
             delivery,
@@ -188,14 +193,14 @@ class CallbackWorkflow:
             retry_policy=RetryPolicy(maximum_attempts=1),
             summary="delivery attempt 1",
         )
-        # A cancel waits for it, for the HTTP time limit at most: a stopped local activity tells no outcome.
+        # A cancel waits for it, which takes 14 s at most: a stopped local activity tells no outcome.
         while not attempt.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await workflow.wait_condition(attempt.done)
         try:
             return attempt.result()
         except FailureError:
-            # A local activity fails with the bare cause, not with an ActivityError.
+            # An error comes bare; a time-out comes as an ActivityError, and bare in a replay.
             if workflow.cancellation_reason() is not None:
                 raise asyncio.CancelledError from None
             return None

@@ -356,6 +356,8 @@ class DeliverCallbackInput:
     """The body of the first attempt, sent again as it was; None on the first."""
     deferrals: int = 0
     """How often in a row this attempt was deferred; a busy endpoint answers with a doubling delay."""
+    recall: bool = False
+    """Of a local attempt: only tell its outcome if it has been made, and make none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,15 +149,19 @@ class TestSchedule:
         assert len(await events(delivery, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)) == 2
 
     async def test_first_attempt_without_a_place_in_the_worker_is_made_through_the_queue(self, client: Client) -> None:
-        async with Receiver() as slow, Receiver() as healthy, courier(local_attempts=1) as sender:
+        async with Receiver() as slow, Receiver() as healthy, courier(local_attempts=1, total_timeout=1.0) as sender:
             slow.script(receivers.hang())
             async with workers(client, sender.delivery):
-                stuck = await start_delivery(client, slow.url)
+                stuck = await start_delivery(client, slow.url, schedule=(0.0, HOUR))
                 await slow.wait_for(1)
-                record = await (await start_delivery(client, healthy.url)).result()
-                assert record.status is CallbackStatus.SUCCEEDED
-                assert [attempt.number for attempt in record.attempts] == [1]
-                await stuck.terminate()
+                meanwhile = await start_delivery(client, healthy.url)
+                record = await meanwhile.result()
+                await until(stuck, CallbackStatus.RETRYING)
+                afterwards = await start_delivery(client, healthy.url)
+                await afterwards.result()
+        assert [attempt.number for attempt in record.attempts] == [1]
+        assert len(await events(meanwhile, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED)) == 1
+        assert await events(afterwards, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED) == []
 
     async def test_failures_are_spaced_by_the_schedule_with_jitter(self, skipping_client: Client) -> None:
         script = ScriptedDelivery(*[REFUSED] * 4, DELIVERED)
@@ -310,7 +314,46 @@ class TestEnds:
         assert (await delivery.describe()).status is closed
         assert [attempt.status_code for attempt in (await record_of(delivery)).attempts] == ([code] if code else [])
         assert await events(delivery, EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED) == []
-        assert len(await events(delivery, EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED)) > 1
+        assert await events(delivery, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED) == []
+        (told,) = await events(delivery, EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCEL_REQUESTED)
+        (ended,) = await events(delivery, EventType.EVENT_TYPE_MARKER_RECORDED)
+        assert told < ended
+
+    async def test_cancel_before_the_first_workflow_task_sends_nothing(self, client: Client) -> None:
+        async with Receiver() as receiver:
+            delivery = await start_delivery(client, receiver.url)
+            await delivery.cancel()
+            async with courier() as sender, workers(client, sender.delivery):
+                with pytest.raises(WorkflowFailureError):
+                    await delivery.result()
+            assert (await delivery.describe()).status is WorkflowExecutionStatus.CANCELED
+            assert receiver.requests == []
+
+    @pytest.mark.parametrize("answer_status", [200, 503, 410])
+    @pytest.mark.parametrize("what", ["cancel", "retry_now"])
+    async def test_what_comes_during_a_first_attempt_does_not_send_it_twice(
+        self, client: Client, what: str, answer_status: int
+    ) -> None:
+        async def slowly(exchange: receivers.Exchange) -> None:
+            await asyncio.sleep(0.5)
+            await receivers.respond(answer_status)(exchange)
+
+        async with Receiver() as receiver, courier() as sender, workers(client, sender.delivery):
+            receiver.script(slowly)
+            delivery = await start_delivery(client, receiver.url, schedule=(0.0,))
+            await receiver.wait_for(1)
+            await (delivery.cancel() if what == "cancel" else delivery.signal(CallbackWorkflow.retry_now))
+            with contextlib.suppress(WorkflowFailureError):
+                await delivery.result()
+            # What was asked for and refused is tried once more, and taken.
+            again = what == "retry_now" and answer_status == 503
+            assert len(receiver.requests) == (2 if again else 1)
+        # Where the outcome closes the run, the server refused the workflow task that said so.
+        assert len(await events(delivery, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)) == 1
+        record = await record_of(delivery)
+        assert record.attempts[0].status_code == answer_status
+        taken = answer_status == 200 or again
+        assert record.status is (CallbackStatus.SUCCEEDED if taken else CallbackStatus.FAILED)
 
     async def test_terminated_delivery_keeps_the_record_of_its_last_attempt(self, client: Client) -> None:
         async with workers(client, ScriptedDelivery(REFUSED)):
