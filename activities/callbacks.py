@@ -174,8 +174,9 @@ class CallbackDelivery(CallbackActivities):
         Raises:
             ApplicationError: only to a local attempt; `NO_PLACE`: it is to come through the queue, or `NOT_MADE`.
         """
-        if activity.info().is_local:
-            return await self._attempt_locally(delivery, activity.info().workflow_run_id or "")
+        info = activity.info()
+        if info.is_local:
+            return await self._attempt_locally(delivery, info.workflow_run_id or "")
         async with _heartbeat():
             return await self._attempt(delivery)
 

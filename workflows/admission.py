@@ -224,7 +224,7 @@ class AdmissionWorkflow:
                 retry_policy=RetryPolicy(maximum_attempts=1),
             )
         except FailureError:
-            # A local activity fails with the bare cause, not with an ActivityError.
+            # An error comes bare; a time-out comes as an ActivityError, and bare in a replay.
             return None
 
     async def _patiently(self, listing: _Listing[_Request, _Answer], request: _Request) -> _Answer:

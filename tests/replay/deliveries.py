@@ -24,28 +24,27 @@ async def nothing(script: ScriptedDelivery, delivery: Delivery) -> None:
     """Only watch."""
 
 
-async def first_attempt(script: ScriptedDelivery) -> None:
-    """Wait until the receiver was asked once."""
-    while not script.calls:
+async def attempted(script: ScriptedDelivery, times: int = 1) -> None:
+    """Wait until the receiver was asked so many times."""
+    while len(script.calls) < times:
         await asyncio.sleep(0.02)
 
 
 async def wake(script: ScriptedDelivery, delivery: Delivery) -> None:
     """An operator does not want to wait."""
-    await first_attempt(script)
+    await attempted(script)
     await delivery.signal(CallbackWorkflow.retry_now)
 
 
 async def cancel(script: ScriptedDelivery, delivery: Delivery) -> None:
     """An operator cancels it between, or in, its attempts."""
-    await first_attempt(script)
+    await attempted(script)
     await delivery.cancel()
 
 
 async def cancel_second(script: ScriptedDelivery, delivery: Delivery) -> None:
     """An operator cancels it in an attempt through the queue."""
-    while len(script.calls) < 2:
-        await asyncio.sleep(0.02)
+    await attempted(script, 2)
     await delivery.cancel()
 
 

@@ -308,6 +308,7 @@ class WorkflowOptions(TypedDict, total=False):
 
     interceptors: Sequence[Interceptor]
     max_cached_workflows: int
+    max_concurrent_activities: int
     graceful_shutdown_timeout: timedelta
 
 

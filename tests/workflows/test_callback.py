@@ -8,8 +8,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -40,25 +38,20 @@ from tests.workflows.outboxes import (
 from workers.devserver import server_args, temporal_binary
 from workflows.callback import CALLBACK_FAILED, MAX_LOGGED_ATTEMPTS, CallbackWorkflow
 from workflows.contracts import DELIVER_CALLBACK, CallbackActivities
-from workflows.naming import CALLBACK_QUEUE
 from workflows.policies import CALLBACK_SCHEDULE_SECONDS
 from workflows.tasks import CallbackRecord, CallbackStatus, DeliverCallbackInput, DeliveryAttempt, DeliveryOutcome
 
 HOUR = 3_600.0
 
 
-@asynccontextmanager
-async def workers(client: Client, delivery: CallbackActivities) -> AsyncIterator[None]:
-    """A callback worker."""
-    async with Worker(
+def workers(client: Client, delivery: CallbackActivities) -> Worker:
+    """A callback worker that ends soon."""
+    return callback_worker(
         client,
-        task_queue=CALLBACK_QUEUE,
-        workflows=[CallbackWorkflow],
-        activities=[delivery.deliver_callback],
+        delivery,
         max_concurrent_activities=1_000,
         graceful_shutdown_timeout=timedelta(milliseconds=100),
-    ):
-        yield
+    )
 
 
 async def events(delivery: Delivery, kind: EventType.ValueType) -> list[datetime]:
